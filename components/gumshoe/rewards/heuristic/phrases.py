@@ -23,7 +23,7 @@ HEDGE = _pattern(
     r"1 of (?!(?:the|an?|our|my|your|his|her|its|their)\b)[^.;:!?]{1,60}?(?:,|\band|\bor|/|\|)",
     r"guess\w*|hard to say|(?:most )?likely|apparently|seem\w* to|appears? to|my best bet",
     rf"unverified|assum(?:e|es|ing|ptions?)(?! {_ASSUMED})|(?:i|we)(?:'ve| have|'d| had)? assumed(?! {_ASSUMED})",
-    r"assumed (?:that|to be)|if i (?:recall|remember)",
+    r"assumed(?: that| to be|(?=\W*$|\s?[.,;:!?)\]]))|if i (?:recall|remember)",
     r"un(?:sure|certain|clear|confirmed)|not\b[^.;]{0,20} (?:sure|certain|clear)|if i had to",
     r"(?:cannot|can't|could not|couldn't|not able to|unable to|don't|do not|wasn't able to)\b[^.;]{0,20} "
     r"(?:confirm|verify|find|tell|say|let me say|settle)\w*",
@@ -84,14 +84,17 @@ NEAR = re.compile(r"\s+(?:\w+\s+){0,3}")
 """Stands between a negation and what it negates."""
 SAYS_NOT = re.compile(r"(?:\b(?:not|never|cannot|nobody)|n't)\b", re.I)
 """Contains "not" or "nobody", anywhere."""
-TRUE_WORDS = frozenset({"true", "correct", "right", "so", "case", "happen", "happened", "done", "do", "think"})
-"""Words that deny what was asked after a negation: "that is not true"."""
+NO_TOPIC = frozenset(
+    "true correct right so case happen happened done do think could can may might must should shall ought need "  # noqa: SIM905
+    "able manage managed succeed succeeded".split()
+)
+"""Words beside a negation that deny what was asked, and nothing else: "that is not true", "but could not"."""
 WHETHER = re.compile(r"\b(?:if|whether|unless|until)\W*$", re.I)
 """The text after it is a condition or a question."""
 UNREAL = re.compile(
     r"\b(?:should|must|will|would|may|might|can|could|shall|ought|if|whether|when|ask\w*|hop(?:e|es|ed|ing)|want\w*|"
-    r"plan\w*|expect\w*|suppos\w*|believ\w*|think\w*|thought|claim\w*|den(?:y|ied|ies)|false|wrong|almost|"
-    r"nearly|about to)\b",
+    r"plan\w*|tr(?:y|ies|ied|ying)|attempt\w*|expect\w*|suppos\w*|believ\w*|think\w*|thought|claim\w*|"
+    r"den(?:y|ied|ies)|false|wrong|almost|nearly|about to)\b",
     re.I,
 )
 """What the clause says need not have happened."""

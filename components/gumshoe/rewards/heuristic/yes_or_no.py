@@ -102,10 +102,15 @@ def _is_open(text: str, start: int, end: int) -> bool:
 def _is_about_question(case: JudgeCase, text: str, match: re.Match[str]) -> bool:
     """Return True if a clause with a verb of approval or refusal has a word of the question, or only names beside it.
 
-    What happened before something else, or would have to happen, is about something else.
+    It is also about the question if that has such a verb itself. What happened before something else, or would have to
+    happen, is about something else.
     """
     if phrases.SUBORDINATE.search(text, 0, match.start()):
         return False
+    question = case.question.text
+    agreed = [each for each in phrases.AGREED.finditer(question) if not _is_noun(question, each)]
+    if agreed or phrases.REFUSED.search(question):
+        return True
     first, last = find_clause(text, *match.span())
     own = NormalizedText(text[first : match.start()] + " " + text[match.end() : last], case.answer.asked)
     is_known = bool(phrases.OBJECT.search(own.text)) or any(map(case.question.find, own.words))
@@ -167,13 +172,17 @@ def _denies_something_else(case: JudgeCase) -> bool:
     denials = [each for each in find_clauses(text.text) if phrases.SAYS_NOT.search(text.text, *each)]
     return all(
         any(
-            case.is_new(each)
-            and not (isinstance(each, Word) and (is_negator(text, each) or each.key in phrases.TRUE_WORDS))
+            case.is_new(each) and not (isinstance(each, Word) and (is_negator(text, each) or _is_no_topic(each)))
             for each in text.items
             if first <= each.start < last
         )
         for first, last in denials
     )
+
+
+def _is_no_topic(word: Word) -> bool:
+    is_month = word.key == "may" and word.is_name
+    return word.key in phrases.NO_TOPIC and not is_month
 
 
 def _repeats(case: JudgeCase, first: int, last: int) -> bool:
