@@ -345,7 +345,20 @@ TERM, REPLY, FEE = "How long is the term?", "When did they reply?", "What is the
         ("How far is it?", "10 miles", ["It comes after 10 miles."], ["over 10 miles"]),
         (FEE, "$50", ["$50 plus tax", "It is $50 plus VAT.", "$50 + VAT"], ["$50 plus", "$50+", "over $50", "$50 +"]),
         ("How many came?", "50 people", ["50 people plus 2 guides"], ["50+ people", "50 people plus."]),
-        ("How many came?", "50 or more", ["50 plus", "50+", "50+ people"], ["50 or less", "at most 50"]),
+        (
+            "How many came?",
+            "50",
+            ["50 people plus 2 guides"],
+            ["50 plus people came.", "50-plus people", "50 + men"],
+        ),
+        ("How many hours?", "15", ["15 hours plus breaks"], ["15 plus hours"]),
+        (FEE, "$50", ["50 plus tax", "50 plus the tax"], ["50 plus"]),
+        (
+            "How many came?",
+            "50 or more",
+            ["50 plus", "50+", "50+ people", "50 plus people came.", "50-plus people"],
+            ["50 or less", "at most 50"],
+        ),
     ],
 )
 def test_words_that_only_look_like_bounds(question: str, reference: str, correct: list[str], wrong: list[str]) -> None:

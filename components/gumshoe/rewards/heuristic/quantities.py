@@ -103,6 +103,11 @@ _AFTER_BOUND = re.compile(
     + r")(?!\w)",
     re.I,
 )
+_PLUS = re.compile(  # "50 plus people", unlike "50 plus tax"; beside a unit, or before a number, something is added
+    r"[\s-]?(?:\+|plus)\s+(?!(?:an?|the|any|all|my|our|his|her|its|their|tax(?:es)?|vat|gst|fees?|expenses|costs|interest|"
+    r"postage|shipping|delivery)\b)[a-z]",
+    re.I,
+)
 # "after 3 weeks" says how long it took
 _LATER = re.compile(r"\bafter\s+(?:the\s|a\s|an\s|about\s|around\s)*$", re.I)
 _BEFORE_CHARACTERS, _AFTER_CHARACTERS = 60, 30
@@ -132,6 +137,8 @@ def with_sign_and_bound(text: str, value: Value, expected: Expected) -> Value:
     bound = "" if value.unit is not None and _LATER.search(before) else _find_bound(before, after)
     if value.kind != "number":
         return replace(value, bound=bound if bound in ("<", ">") and value.kind in ("date", "time") else "")
+    if value.unit is None and _PLUS.match(after):
+        bound = bound or ">="
     sign, is_written = _find_sign(text, value, before, after)
     return replace(value, sign=_with_default(sign, expected), is_sign_written=is_written, bound=bound or expected.bound)
 
