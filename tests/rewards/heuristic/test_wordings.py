@@ -48,6 +48,7 @@ def test_an_empty_answer_is_wrong_even_for_an_empty_reference(answer: str) -> No
 
 
 MANY, PAID, MAY_8 = "How many people attended?", "How much did they pay?", "When did they meet?"
+DATE = "What is the completion date?"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,8 @@ MANY, PAID, MAY_8 = "How many people attended?", "How much did they pay?", "When
                 "25 people attended the 2nd meeting.",
                 "25 people from 3 companies attended.",
                 "25 people attended in room 12.",
+                "25 people attended on floor 3.",
+                "25 people attended at gate number 12.",
                 "25 people attended for 3 hours.",
             ],
             [
@@ -75,6 +78,10 @@ MANY, PAID, MAY_8 = "How many people attended?", "How much did they pay?", "When
                 "25 people, 3 hours",
                 "25, 2001",
                 "26 people attended on May 25.",
+                "25 people attended, in fact 26.",
+                "25 people attended in all 26.",
+                "25 people attended, in fact 26 guests.",
+                "25 people attended, or rather 26 guests.",
             ],
         ),
         (
@@ -96,6 +103,8 @@ MANY, PAID, MAY_8 = "How many people attended?", "How much did they pay?", "When
                 "They paid $5 million. They paid 6 million.",
                 "$5 million, May 8",
                 "They paid $5 million and $6 million.",
+                "They paid $5 million, in total 6 million.",
+                "They paid $5 million, by now 6 million.",
             ],
         ),
         (
@@ -110,6 +119,11 @@ MANY, PAID, MAY_8 = "How many people attended?", "How much did they pay?", "When
             ["They met in 2001."],
             ["They met in 2001 and in 2002.", "2001, 2002"],
         ),
+        (DATE, "2005", ["It is 2005.", "It is in 2005."], ["It is 2005, in 2006.", "It is in 2006."]),
+        (DATE, "May 2005", ["It is May 2005."], ["It is May 2005, in 2006."]),
+        (DATE, "May 8", ["In the plan for 2002, the date is May 8."], ["In the plan for 2002, the date is May 9."]),
+        (MANY, "2005", ["In 2006, 2005 people attended."], ["2005 people attended, in fact 2006."]),
+        ("How many hours did it take?", "15 hours", ["It took 15 hours."], ["It took 15 hours, in fact 16."]),
     ],
 )
 def test_a_date_a_year_or_a_count_beside_the_value(
@@ -227,12 +241,6 @@ def test_words_of_approval_may_decide_nothing(question: str, yes: list[str], no:
             [],
         ),
         (
-            "Will Kay attend?",
-            ["Kay will attend but not speak."],
-            ["Kay will not attend but listen.", "Kay attends no more, not even on Monday; she will not attend."],
-            [],
-        ),
-        (
             "Did they repair the pump?",
             ["They repaired the pump, but could not test it.", "They repaired the pump, but may not test it."],
             [
@@ -240,6 +248,12 @@ def test_words_of_approval_may_decide_nothing(question: str, yes: list[str], no:
                 "They went on repairing the pump, but never managed to.",
                 "They got to the pump. They should not have.",
             ],
+            [],
+        ),
+        (
+            "Will Kay attend?",
+            ["Kay will attend but not speak."],
+            ["Kay will not attend but listen.", "Kay attends no more, not even on Monday; she will not attend."],
             [],
         ),
         (

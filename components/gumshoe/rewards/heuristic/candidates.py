@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, drop_titles, quote
-from gumshoe.rewards.heuristic.normalized_text import Word, is_past
+from gumshoe.rewards.heuristic.normalized_text import LABELS, Word, is_past
 from gumshoe.rewards.heuristic.value import Value
 
 _MAX_RIVALS = 1  # other values that are accepted as context
@@ -25,10 +25,19 @@ _BEFORE_YEAR = re.compile(
 _PREPOSITION = re.compile(r"\b(?:on|in|at|by|since|until|during|for)\s+(?:the\s+|about\s+)?$", re.I)
 _PAIRS = re.compile(r"\s?(?:-|\b(?:and|to|through)\b)\s?", re.I)
 _LABEL = re.compile(
-    r"\b(?:on|in|at|from|for|of|to|with|under|by)\s+(?:the\s+)?(?!only|just|exactly|about|around|nearly|almost|over|some)"
-    r"[^\W\d_]{3,}\s+(?:no\.?\s?|#)?$",
+    rf"\b(?:on|in|at|from|for|of|to|with|under|by)\s+(?:the\s+)?(?:{LABELS}|account|bay|berth|block|box|bus|case|clause|"
+    r"contract|deck|dock|file|flight|floor|form|gate|highway|invoice|item|lane|line|lot|number|order|page|paragraph|"
+    r"platform|pier|policy|quarter|route|row|rule|seat|site|step|suite|table|ticket|track|train|volume|ward|week|"
+    r"zone)\s+(?:no\.?\s?|number\s|#\s?)?$",
     re.I,
 )
+"""A noun with a number that names one of them, unlike the number of "in fact 26"."""
+_CORRECTS = re.compile(
+    r"[,;(-]\s*(?:(?:or|no|well|sorry)\W+)*(?:in (?:fact|total|all|reality|truth|sum)|actually|rather|altogether|"
+    r"really|i mean|make that|no|sorry|namely|that is|i\.?e\.?)\W+$",
+    re.I,
+)
+"""Says that the text after it is meant instead of the text before it, or says it again."""
 _SEPARATES = re.compile(r"[,;|/&+()\[\]]|(?<=\s)-(?=\s)|\b(?:and|or|vs|versus)\b", re.I)
 _LINK = re.compile(r"\b(?!(?:to|the|an|and|or|also)\b)[a-z]{2,}\b")
 
@@ -85,7 +94,8 @@ def candidates(case: JudgeCase) -> Decision:
         others = [each for each in new if not start <= each.start < end]
         if phrases.PAST.search(case.answer.text, _start_of_context(case, start), start):
             continue
-        if _is_listed(case, start, end) or len(others) < _MIN_NEW_WORDS:
+        is_meant = _CORRECTS.search(case.answer.text, 0, start) is not None
+        if is_meant or _is_listed(case, start, end) or len(others) < _MIN_NEW_WORDS:
             return False, f"it names {case.answer.text[start:end]} as well"
     if len(rivals) > _MAX_RIVALS:
         return False, f"it names {len(rivals)} others as well"
@@ -185,7 +195,9 @@ def _is_beside(case: JudgeCase, value: Value, wanted: Value) -> bool:
     counted = next((each for each in case.answer.words if each.start >= value.end), None)
     counts_other = counted is not None and counted.start == value.end + 1 and case.is_new(counted)
     is_dated = value.kind == "date" or (value.kind == "ordinal" and wanted.kind == "number")
-    if not (is_dated and wanted.kind not in _DATED) and not _is_other_year(case, value, is_counted=counts_other):
+    if not (is_dated and wanted.kind not in _DATED) and not _is_other_year(
+        case, value, wanted, is_counted=counts_other
+    ):
         is_other = value.unit != wanted.unit if value.unit else counts_other or _LABEL.search(text, 0, value.start)
         is_hour = wanted.kind == "date" and text[: value.start].endswith(" at ")
         is_count = value.kind == "number" and wanted.kind in ("number", "date")
@@ -202,6 +214,8 @@ def _is_linked(case: JudgeCase, begin: int, end: int) -> bool:
     """Return True if a word links a value to its part of the sentence, and no "and" lists it with the right answer."""
     text, span = case.answer.text, case.span or (begin, end)
     is_after = begin >= span[1]
+    if _CORRECTS.search(text, 0, begin):
+        return False
     cuts = [each for each in _SEPARATES.finditer(text) if not any(_overlaps(each, own) for own in case.answer.values)]
     between = [each for each in cuts if min(end, span[1]) <= each.start() and each.end() <= max(begin, span[0])]
     if not between:
@@ -225,16 +239,23 @@ def _overlaps(match: re.Match[str], value: Value) -> bool:
     return value.start < match.end() and match.start() < value.end
 
 
-def _is_other_year(case: JudgeCase, value: Value, *, is_counted: bool) -> bool:
-    """Return True if a value is a year that is not asked for."""
+def _is_other_year(case: JudgeCase, value: Value, wanted: Value, *, is_counted: bool) -> bool:
+    """Return True if a value is a year, and the question asks for no year."""
     text = case.answer.text
     return (
         value.kind == "number"
+        and not _has_year(case, wanted)
         and not is_counted
         and _YEAR.fullmatch(text, value.start, value.end) is not None
         and _BEFORE_YEAR.search(text, 0, value.start) is not None
         and not _ASKS_FOR_YEAR.search(case.question.text)
     )
+
+
+def _has_year(case: JudgeCase, wanted: Value) -> bool:
+    """Return True if a value of the reference is a year, or a date with one. "How many?" asks for no year."""
+    is_year = wanted.kind in _DATED or (wanted.unit is None and not phrases.HOW_MANY.search(case.question.text))
+    return is_year and _YEAR.search(case.reference.text, wanted.start, wanted.end) is not None
 
 
 def _find_list(case: JudgeCase) -> str | None:

@@ -35,11 +35,12 @@ _ABBREVIATIONS |= {"bldg": "building", "mt": "mount", "ft": "fort", "univ": "uni
 _ABBREVIATIONS |= {"rm": "room", "dept": "department", "apt": "apartment", "intl": "international"}
 _IGNORED = _STOP_WORDS | {"mr", "mrs", "ms", "miss", "sir", "madam", "dr", "prof", "phd", "esq", "jr"}
 _ACRONYMS = frozenset({"us", "it", "who", "is", "ms"})  # other stop words in capitals are stressed words
-_LABELLED = re.compile(
-    r"\b(?:annex|appendix|article|building|category|chapter|class|exhibit|factor|grade|group|hall|hepatitis|influenza|"
-    r"level|option|part|phase|plan|room|schedule|section|series|stage|team|terminal|type|unit|version|vitamin|wing) $",
-    re.I,
+LABELS = (
+    "annex|appendix|article|building|category|chapter|class|exhibit|factor|grade|group|hall|hepatitis|influenza|"
+    "level|option|part|phase|plan|room|schedule|section|series|stage|team|terminal|type|unit|version|vitamin|wing"
 )
+"""Nouns before a letter or a number that names one of them."""
+_LABELLED = re.compile(rf"\b(?:{LABELS}) $", re.I)
 _NAME_FOLLOWS = re.compile(r" (?=[^\W\d_])[^a-z\W]")
 _NAME_SEPARATOR = re.compile(r"(?:[\s,.;&|-]|\b(?:and|the|mr|mrs|ms|dr)\b)*", re.I)
 
