@@ -453,7 +453,25 @@ SIGNED = "Who signed?"
         (SIGNED, "Jeff Skilling, CEO", ["Jeff Skilling", "Jeff Skilling, the CEO"], ["the CEO", "Ken Lay, CEO"]),
         (SIGNED, "Jeff Skilling, Chief Executive Officer", ["Jeff Skilling"], ["the Chief Executive Officer"]),
         (SIGNED, "Ann Lee and Bob Ray, Vice Presidents", ["Bob Ray and Ann Lee"], ["Ann Lee", "the vice presidents"]),
-        (SIGNED, "Professor Jones", ["Prof. Jones", "Jones"], ["Prof. Smith", "the professor"]),
+        (
+            SIGNED,
+            "Professor Jones",
+            ["Prof. Jones", "Jones", "Professor Ann Jones", "Ann Jones"],
+            ["Prof. Smith", "the professor", "Professor Ann Smith", "Professor Jones or Ann Jones"],
+        ),
+        (
+            SIGNED,
+            "Governor Davis",
+            ["Governor Gray Davis signed the bill.", "Gray Davis"],
+            ["Governor Gray Smith", "Gray Davis and Ann Davis", "Governor Gray Davis and Senator Boxer"],
+        ),
+        (
+            SIGNED,
+            "Vice President Bush",
+            ["Vice President Bush", "Bush", "Vice President George Bush"],
+            ["the president"],
+        ),
+        (SIGNED, "Clinton", ["President Clinton", "President Bill Clinton"], ["President Bush"]),
         (SIGNED, "Doctor Ann Lee", ["Dr. Ann Lee", "Ann Lee"], ["Dr. Bob Ray", "the doctor"]),
         (SIGNED, "General Counsel Jim Derrick", ["Jim Derrick"], ["Bob Derrick", "the General Counsel"]),
         (
@@ -471,3 +489,17 @@ SIGNED = "Who signed?"
 )
 def test_titles_and_posts_beside_a_name(question: str, reference: str, correct: list[str], wrong: list[str]) -> None:
     check(question, reference, correct, wrong)
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("Senator Clinton", "President Clinton"),
+        ("Senator Clinton", "President Bill Clinton signed it."),
+        ("Professor Jones", "Judge Jones"),
+        ("President Bush", "Vice President Bush"),
+    ],
+)
+def test_another_title_before_a_family_name_may_be_another_person(reference: str, answer: str) -> None:
+    verdict = judge_answer(SIGNED, reference, answer)
+    assert (verdict.correct, verdict.is_undecided, verdict.rule) == (False, True, "second answer")

@@ -135,12 +135,13 @@ class JudgeCase:
 
 def drop_titles(name: list[Word]) -> list[Word]:
     """Return a name without the titles before it; nothing if it has only words of titles and posts."""
-    titles = list(takewhile(_is_title, name))
+    titles = list(takewhile(is_title, name))
     is_whole = len(titles) == len(name) and any(_singular(each) not in phrases.ONLY_IN_POSTS for each in name)
     return name[len(titles) :] if titles and (is_whole or titles[-1].key in phrases.TITLES) else name
 
 
-def _is_title(word: Word) -> bool:
+def is_title(word: Word) -> bool:
+    """Return True if a word of a name may be a part of a title or post."""
     return _singular(word) in phrases.POSTS | phrases.TITLES | phrases.ONLY_IN_POSTS
 
 

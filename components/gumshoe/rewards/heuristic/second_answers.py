@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from gumshoe.rewards.heuristic import phrases
-from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, drop_titles
+from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, drop_titles, is_title
 from gumshoe.rewards.heuristic.normalized_text import Item, Word, is_past
 
 _CUT = re.compile(
@@ -64,6 +65,9 @@ def second_answer(case: JudgeCase) -> Decision:
     namesake = _find_namesake(case)
     if namesake:
         return False, f"it names {namesake} as well"
+    titled = _find_other_title(case)
+    if titled:
+        return None, f"it says {titled!r}, who may be somebody else"
     segments = list(_segments(case))
     found = {id(place) for _, places in case.matches for place in places}
     if not any(id(item) in found for each in segments for item in each.items):
@@ -129,13 +133,30 @@ def _list_beside(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _find_namesake(case: JudgeCase) -> str | None:
-    """Return another name that ends as a name of the reference does, e.g. of another person of the family, or None."""
-    for wanted in filter(None, map(drop_titles, case.reference.names())):
+    """Return another name that ends as a name of the reference does, e.g. of another person of the family, or None.
+
+    A family name alone may have any given name: "Governor Gray Davis" for "Governor Davis".
+    """
+    for wanted in map(drop_titles, case.reference.names()):
+        if len(wanted) <= 1:
+            continue
         for own in filter(None, map(drop_titles, case.answer.names())):
             same_end = own[-1].agrees(wanted[-1]) and len(own) > 1
             if same_end and not own[0].agrees(wanted[0]) and case.is_new(own[0]) and own[0].key[0] != wanted[0].key[0]:
                 text = case.answer.text[own[0].start : own[-1].end]
                 return None if phrases.PAST.search(case.answer.text[: own[0].start]) else text
+    return None
+
+
+def _find_other_title(case: JudgeCase) -> str | None:
+    """Return a name with another title than in the reference, which has only a title and a family name, or None."""
+    for wanted in case.reference.names():
+        if len(wanted) == 1 or len(drop_titles(wanted)) != 1:
+            continue
+        for own in case.answer.names():
+            titles = takewhile(is_title, own[:-1])
+            if own[-1].agrees(wanted[-1]) and not all(any(map(each.agrees, wanted)) for each in titles):
+                return case.answer.text[own[0].start : own[-1].end]
     return None
 
 
