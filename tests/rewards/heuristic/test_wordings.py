@@ -332,6 +332,17 @@ def test_a_number_beside_a_date_or_a_time_may_count_something() -> None:
         ("How many million dollars did they pay?", "5", ["$5 million", "5 million", "5"], ["$5", "5 dollars", "$5bn"]),
         ("How many million people live there?", "5", ["5 million people", "5 million", "5"], ["5 people", "5 billion"]),
         ("How many people came?", "25", ["25 people", "25"], ["26", "25%"]),
+        (
+            "How many of the 120 days were used?",
+            "80",
+            ["80 days", "80", "80 of the 120 days were used."],
+            ["80 weeks", "120 days", "81 of the 120 days were used."],
+        ),
+        ("How many out of 120 days were used?", "80", ["80 days", "80"], ["80 weeks"]),
+        ("How much of the 500 dollars?", "20", ["$20", "20"], ["€20", "20 cents", "$500"]),
+        ("How much of the $500 was spent?", "20", ["$20", "20"], ["$21"]),
+        ("How many of the 3 million people left?", "80", ["80 people", "80"], ["80 million"]),
+        ("How many 12 hour shifts did he work?", "3", ["3", "3 twelve-hour shifts"], ["4"]),
         ("How many hours and how many people?", "15 and 3", ["15 hours and 3 people"], ["16 hours and 3 people"]),
     ],
 )

@@ -30,7 +30,10 @@ _LENGTH = re.compile(r"\b(?:far|tall|high|wide|deep|distance|height|width|depth|
 _WHEN = re.compile(r"\b(?:when|what (?:day|date|time)|which (?:day|date)|by when|until when|date)\b", re.I)
 _WARMTH = re.compile(r"\b(?:warm|hot|cold|cool|temperatures?|degrees?|celsius|fahrenheit)\b|°", re.I)
 _HOW_MANY = re.compile(
-    r"\bhow (?:many|much)\s+(?:(?:more|additional|other|extra|full|whole|total|of the)\s+)*(?P<counted>[^?.,;]{1,40})",
+    r"\bhow (?:many|much)\s+(?:(?:more|additional|other|extra|full|whole|total)\s+)*"
+    r"(?:(?:out )?of\s+(?:(?:the|these|those|my|our|his|her|its|their)\s+)?"
+    r"(?:\d[\d.,]*\s+(?:(?:thousand|million|billion|trillion)\s+)?)?)?"  # the number that it is a part of
+    r"(?P<counted>(?!\d)[^?.,;]{1,40})",
     re.I,
 )
 _PERCENTAGE = re.compile(r"\b(?:what|which)(?: (?:is|was|were|are))?(?: the| an?)? (?:percentage|per ?cent)\b", re.I)
