@@ -314,6 +314,69 @@ def test_a_range_is_no_answer_to_a_single_value(
     check(question, reference, correct, wrong)
 
 
+CHANGED = "How did it change?"
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "correct", "wrong"),
+    [
+        (
+            CHANGED,
+            "from 5 to 10%",
+            ["It went from 5 to 10%.", "from 5% to 10%", "to 10% from 5%", "5 to 10%"],
+            ["It went from 10 to 5%.", "10 to 5%", "to 5% from 10%", "10%"],
+        ),
+        (
+            CHANGED,
+            "from 5 to 10 million",
+            [
+                "It rose from 5 to 10 million users.",
+                "It rose to 10 million from 5 million.",
+                "from 5,000,000 to 10 million",
+            ],
+            ["It rose from 10 to 5 million users.", "from 5 to 10 users", "to 5 million from 10 million", "10 million"],
+        ),
+        (
+            CHANGED,
+            "from 10 to 5 million",
+            ["It fell from 10 to 5 million.", "from 10 million to 5 million"],
+            ["It rose from 5 million to 10 million.", "from 10 to 5"],
+        ),
+        (
+            CHANGED,
+            "from 800,000 to 1.2 million",
+            ["from 0.8 million to 1.2 million", "from 800,000 to 1.2 million", "from 800,000 to 1,200,000"],
+            ["from 0.9 million to 1.2 million", "from 1.2 million to 0.8 million", "from 800 to 1.2 million"],
+        ),
+        (CHANGED, "from 0.8 million to 1.2 million", ["from 800,000 to 1.2 million"], ["from 900,000 to 1.2 million"]),
+        (CHANGED, "from $1.2 million to 800,000", ["from $1.2 million to $0.8 million"], ["from $0.8 to 1.2 million"]),
+        (CHANGED, "from $800,000 to 1.2 million", ["from $0.8 million to $1.2 million"], ["from $800 to 1.2 million"]),
+        (
+            "What are the hours?",
+            "from 2 to 3 pm",
+            ["2-3 pm", "It is from 2 pm until 3 pm."],
+            ["from 3 to 2 pm", "It is until 3 pm."],
+        ),
+        (
+            "When was it moved?",
+            "from May 8 to May 9",
+            ["It was moved from May 8 to May 9.", "It was moved to May 9 from May 8."],
+            ["It was moved from May 9 to May 8.", "It was moved to May 8 from May 9."],
+        ),
+        ("Where did it move?", "from Rome to Paris", ["to Paris from Rome"], ["to Rome from Paris"]),
+    ],
+)
+def test_both_ends_of_a_change_are_needed_in_order(
+    question: str, reference: str, correct: list[str], wrong: list[str]
+) -> None:
+    check(question, reference, correct, wrong)
+
+
+def test_both_ends_of_a_range_in_another_order_may_describe_it() -> None:
+    verdict = judge_answer("What are the hours?", "from 2 to 3 pm", "It ends at 3 pm and starts at 2 pm.", ASKED)
+    assert (verdict.correct, verdict.is_undecided, verdict.rule) == (False, True, "change")
+
+
 def test_a_number_beside_a_date_or_a_time_may_count_something() -> None:
     for text in ("May 8 and 3 people", "3 pm and 2 guests", "12 and 3 weeks", "5-10"):
         assert any(each.kind == "number" and each.unit is None for each in find_values(text, ASKED))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 
 from gumshoe.rewards.heuristic.value import Value
 
@@ -58,15 +59,23 @@ def _complete(text: str, one: Value, other: Value, find: Find) -> tuple[Value, V
     own = text[one.start : one.end]
     full = _first(find, own + text[first.end() : other.end + _TAIL]) if last else None
     if first.start() == other.start and not (one.kind in _TIMED and _COUNTS.match(text, other.end)):
-        added, after = own[: last.start() - one.start] if last else "", ""
+        added, after = _before_number(own, one, last.start() - one.start) if last else "", ""
         if last is None and leading is not None:
             after = own[leading.end() - one.start :]
         moved = _first(find, f"{added}{first[0]}{after}{text[first.end() : other.end + _TAIL]}")
         if moved is not None and _is_fuller(moved, other, one, first[0]):
             other = replace(moved, start=other.start, end=max(other.start + moved.end - len(added + after), other.end))
     if full is not None and _is_fuller(full, one, other, own):
+        if _is_written_out(one, full, other):
+            full = replace(full, means=one.means)
         one = _merge(full, one, other)
     return one, other
+
+
+def _before_number(own: str, value: Value, start: int) -> str:
+    """Return what stands before the number of a value, e.g. a currency, or the month before a day at an offset."""
+    amount = _NUMBER.search(own) if value.kind == "number" else None
+    return own[: amount.start() if amount else start]  # of "$1.2 1000000", the number is 1.2
 
 
 def _first(find: Find, text: str) -> Value | None:
@@ -82,6 +91,20 @@ def _is_fuller(value: Value, bare: Value, neighbour: Value, written: str) -> boo
         return bare.kind == "number" and bare.unit in (None, neighbour.unit) and value.unit == neighbour.unit
     is_bare = bare.kind in _BARE and (value.kind == "time" or _DAY.fullmatch(written) is not None)
     return is_bare or bare.kind == value.kind == "date"
+
+
+def _is_written_out(bare: Value, full: Value, end: Value) -> bool:
+    """Return True if the first end needs no word such as "million" of the second: "800,000 to 1.2 million".
+
+    Then the bare amount is nearer to that of the second end, and the completed one exceeds it.
+    """
+    first, completed, last = map(_amount, (bare, full, end))
+    return completed > last and completed * first > last * last
+
+
+def _amount(value: Value) -> Decimal:
+    """Return the amount of a number, the greatest if it may have several; 0 for other values."""
+    return max((each for each in value.means if isinstance(each, Decimal)), default=Decimal(0))
 
 
 def _merge(full: Value, bare: Value, end: Value) -> Value:

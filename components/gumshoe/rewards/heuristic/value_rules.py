@@ -22,20 +22,42 @@ def change(case: JudgeCase) -> Decision:
         for part in parts.groups()
     ]
     alone, together = [each for half in halves for each in half.reference.values], case.reference.values
-    if any((one.kind, one.unit) != (other.kind, other.unit) for one, other in zip(alone, together, strict=False)):
-        return None  # a range, whose ends share a unit
+    if any(map(_is_completed, alone, together)):
+        return _check_order(case, together[0], together[-1])
     for half in halves:
         missing = [each for each, found in half.matches if not found]
         if missing:
             return False, f"{quote(half.reference, missing[0])} is missing"
     old, new = (_shortest_span(half) for half in halves)
+    is_in_order = _is_in_order(case, old, new)
+    return is_in_order, "both, " + ("in order" if is_in_order else "the wrong way round")
+
+
+def _is_completed(alone: Value, together: Value) -> bool:
+    """Return True if an end of a range has more in the range than alone: a unit, a month, or "million"."""
+    return (alone.kind, alone.unit, alone.means) != (together.kind, together.unit, together.means)
+
+
+def _check_order(case: JudgeCase, old: Value, new: Value) -> Decision:
+    """Return undecided if the answer has both ends of a range the wrong way round: it may describe another change."""
+    first, last = case.answer.find(old), case.answer.find(new)
+    if not first or not last or _is_in_order(case, (first[0].start, first[0].end), (last[0].start, last[0].end)):
+        return None
+    return None, "it has both, the wrong way round"
+
+
+def _is_in_order(case: JudgeCase, old: tuple[int, int], new: tuple[int, int]) -> bool:
+    """Return True if the answer says that something changed from the old value to the new one, in any order."""
+    is_from = [phrases.FROM.search(case.answer.text, 0, start) is not None for start, _ in (old, new)]
+    if is_from[0] != is_from[1]:
+        return is_from[0]  # "to 10% from 5%"
     first, then = sorted((old, new))
     between, after = (
         phrases.BEFORE.sub("", case.answer.text[first[1] : then[0]]),
         case.answer.text[then[1] : then[1] + 30],
     )
     turned = bool(phrases.TURNED.search(between)) or (first == new and bool(phrases.TURNED.match(after.lstrip(" ,(-"))))
-    return ((first == new) == turned), "both, " + ("in order" if (first == new) == turned else "the wrong way round")
+    return (first == new) == turned
 
 
 def values(case: JudgeCase) -> Decision:
