@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from email.message import EmailMessage
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,8 +20,9 @@ from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.inboxes import OwnedSource
 from gumshoe.mail.index import MailIndex
+from gumshoe.mail.index_build import UNSURE
 from gumshoe.mail.message import AttachedFile, Attachment
-from gumshoe.mail.schema import FILE_NAME, read_state
+from gumshoe.mail.schema import FILE_NAME, read_state, write_state
 from tests.conftest import CommandResult
 from tests.errors import raises
 from tests.kills import run_program
@@ -201,6 +203,94 @@ def test_what_an_extension_could_not_read_hides_nothing(tmp_path: Path) -> None:
     assert extend_mail_index([source], index.directory, sync=True, allow_missing=True).just_removed == 1
     path.write_text("\nno json\n" + json.dumps(record(3)) + "\n")
     assert extend_mail_index([source], index.directory, sync=True).just_removed == 1  # known now
+
+
+def link_folder(place: Path) -> Path:
+    """Move the folder `Work` of a Maildir to another place, and link it."""
+    target = place.with_name("elsewhere")
+    (place / "Work").rename(target)
+    (place / "Work").symlink_to(target)
+    return target
+
+
+def make_maildir(place: Path) -> str:
+    """Write a Maildir with messages 1, 2 and 3, of which the last one is in the folder `Work`."""
+    for number, folder in ((1, "cur"), (2, "cur"), (3, "Work/cur")):
+        (place / folder).mkdir(parents=True, exist_ok=True)
+        text = f"Message-ID: <{number}@example.com>\nFrom: ann@example.com\nTo: {BOB}\n\nText {number}.\n"
+        (place / folder / f"{number}:2,").write_text(text)
+    return f"maildir:{place}"
+
+
+def test_a_link_that_the_index_lists_blocks_no_sync(tmp_path: Path) -> None:
+    """Extensions see it again each time, and neither list it twice nor write a segment for it."""
+    place, directory = tmp_path / "mail", tmp_path / "index"
+    source = make_maildir(place)
+    link_folder(place)
+    build_mail_index([source], directory)
+    other = tmp_path / "today.jsonl"
+    for number in (7, 8):
+        other.write_text(json.dumps(record(number)) + "\n")
+        report = extend_mail_index([source, f"jsonl:{other}"], directory)
+        assert report.unreadable == {"link to a directory": 1}
+    segments = read_state(directory).segments
+    assert extend_mail_index([source], directory).unreadable == {"link to a directory": 1}
+    assert read_state(directory).segments == segments
+    assert len(MailIndex(directory).list_unreadable()) == 1
+    (place / "cur/2:2,").unlink()
+    report = extend_mail_index([source, f"jsonl:{other}"], directory, sync=True)
+    assert (report.just_removed, report.missing, report.messages) == (2, 0, 2)  # 2, and 7 of the first day
+
+
+def test_a_known_item_stays_known_beside_one_that_an_extension_could_not_read(tmp_path: Path) -> None:
+    place, directory, other = tmp_path / "mail", tmp_path / "index", tmp_path / "today.jsonl"
+    source = make_maildir(place)
+    link_folder(place)
+    build_mail_index([source], directory)
+    other.write_text(json.dumps(record(7)) + "\nno json\n")
+    extend_mail_index([f"jsonl:{other}"], directory)
+    (place / "cur/2:2,").unlink()
+    report = extend_mail_index([source, f"jsonl:{other}"], directory, sync=True)
+    assert (report.just_removed, report.doubtful) == (0, [f"{other}:2"])
+    other.write_text(json.dumps(record(7)) + "\n")
+    assert extend_mail_index([source, f"jsonl:{other}"], directory, sync=True).just_removed == 1
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_a_folder_that_was_replaced_by_a_link_keeps_its_mail_until_that_is_allowed_once(
+    extended: bool, tmp_path: Path
+) -> None:
+    place, directory = tmp_path / "mail", tmp_path / "index"
+    source = make_maildir(place)
+    build_mail_index([source], directory)
+    target = link_folder(place)
+    for _ in range(2):
+        if extended:
+            extend_mail_index([source], directory)
+        report = extend_mail_index([source], directory, sync=True)
+        assert (report.just_removed, report.missing, report.doubtful) == (0, 1, [f"{place}/Work"])
+    report = extend_mail_index([source], directory, sync=True, allow_missing=True)
+    assert (report.just_removed, report.messages) == (1, 2)
+    (place / "cur/2:2,").unlink()
+    report = extend_mail_index([source], directory, sync=True)
+    assert (report.just_removed, report.doubtful) == (1, [])
+    assert extend_mail_index([source, f"maildir:{target}"], directory, sync=True).messages == 2
+
+
+def test_all_items_of_an_index_that_does_not_say_which_are_doubtful_are_doubtful_once(tmp_path: Path) -> None:
+    place, directory = tmp_path / "mail", tmp_path / "index"
+    source = make_maildir(place)
+    link_folder(place)
+    build_mail_index([source], directory)
+    state = read_state(directory)
+    write_state(directory, replace(state, facts={**state.facts, UNSURE: True}))
+    extend_mail_index([source], directory)
+    (place / "cur/2:2,").unlink()
+    assert extend_mail_index([source], directory, sync=True).doubtful == [f"{place}/Work"]
+    assert extend_mail_index([source], directory, sync=True, allow_missing=True).just_removed == 1
+    (place / "cur/1:2,").unlink()
+    (place / "cur/4:2,").write_text("From: ann@example.com\n\nText 4.\n")
+    assert extend_mail_index([source], directory, sync=True).just_removed == 1
 
 
 def test_a_source_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

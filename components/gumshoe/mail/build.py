@@ -64,7 +64,7 @@ def extend_mail_index(
 
     The result has the content digest of an index that is built from all sources at once, without the removed messages.
     With `sync`, it is that of an index of these sources alone: what none of them holds any more is removed. If items
-    cannot be read that could be read before, everything is kept, unless `allow_missing` is set.
+    cannot be read that are new or could be read before, everything is kept, unless `allow_missing` is set.
 
     Readers that have the index open continue to see it as it was. With `compact`, all segments are written anew, which
     erases removed text, and threads that open old ones later get an error. `embedder` replaces the model that the index

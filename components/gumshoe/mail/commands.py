@@ -260,8 +260,9 @@ def _print_report(report: "MailBuildReport", place: Path, *, is_new: bool) -> No
     if report.missing:
         out.print(
             f"{report.missing:,} messages were found in no source. They were kept, because other items cannot be read, "
-            f"e.g. {printable(report.doubtful[0])}. Run this again when they can be read, or add --allow-missing to "
-            "remove the messages.",
+            f"e.g. {printable(report.doubtful[0])}. Run this again when they can be read; for a link, with its "
+            "directory as a further source. If the items hold no mail of the index, add --allow-missing once: it "
+            "removes the messages, and later syncs know the items.",
             soft_wrap=True,
         )
     if report.unreadable:

@@ -9,7 +9,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gumshoe.artifacts.hub import get_read_commits
 from gumshoe.artifacts.private_data import mark_private
@@ -29,6 +29,7 @@ from gumshoe.mail.inboxes import (
 )
 from gumshoe.mail.index_directory import PARTIAL, digest_content, explain_write_errors, remove_leftovers
 from gumshoe.mail.items import MailSource
+from gumshoe.mail.mail_directory import identify_unreadable
 from gumshoe.mail.meaning import MeaningSearch
 from gumshoe.mail.message import list_texts, normalize_address
 from gumshoe.mail.message_preparer import MessageLimits
@@ -44,10 +45,11 @@ from gumshoe.mail.term_collector import TermCollector
 from gumshoe.mail.unfinished_build import UnfinishedBuild
 from gumshoe.mail.words import MailAnalyzer
 
-IS_UNSURE = "unreadable_is_unsure"
-"""Fact of an index, set if an extension could not read items that may be messages of the index.
+UNSURE = "unreadable_is_unsure"
+"""Fact of an index: digests (`identify_unreadable`) of the items that extensions could not read, which may be messages
+that the index has from before. True stands for all items that it lists.
 
-As long as it is set, a sync that misses messages treats all unreadable items as doubtful. See `MailBuildReport`."""
+A sync that misses messages treats these items as doubtful. See `MailBuildReport`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class IndexBuild:
         self._positions: dict[str, Any] = facts.get("positions", {})
         """Position of each source up to which the index has it, of sources that have positions."""
         self._segments = IndexSegments.open(directory, old.segments if old else ())
+        self._listed = {identify_unreadable(place, reason) for place, reason, _ in self._segments.list_unreadable()}
+        """Digests of the unreadable items that the index lists before this build."""
         self._done: list[Path] = []  # complete segments of this build
         self._reader = SourceReader(sources, self._positions)
         self._guesses = [OwnerGuess() for _ in owned]
@@ -259,11 +263,11 @@ class IndexBuild:
             digests = self._segments.find_digests(wanted)
             ids = self._segments.find_ids([each.message_id for each in new])
         for item, (number, _) in zip(items, numbered, strict=True):
-            if isinstance(item, UnreadableItem):
+            if not isinstance(item, UnreadableItem):
+                self._add_message(item, number, digests, ids)
+            elif identify_unreadable(item.where, item.reason) not in self._listed:
                 self._report.unreadable[item.reason] += 1
                 self._writer.add_unreadable(item)
-            else:
-                self._add_message(item, number, digests, ids)
         self._writer.flush()
         if self._writer.is_full:
             self._begin_segment()
@@ -378,10 +382,14 @@ class IndexBuild:
         if not self._done:
             self._unfinished.clear()
 
-    def _is_unsure(self) -> bool:
-        """Return True if an extension could not read items, which an earlier build may have read."""
+    def _find_unsure(self) -> list[str] | Literal[True]:
+        """Return the value of the fact `UNSURE`."""
         old = self._earlier_facts
-        return bool(old) and (IS_UNSURE in old or dict(self._report.unreadable) != old["unreadable"])
+        known: list[str] | Literal[True] = old.get(UNSURE, [])
+        if not old or known is True:
+            return known
+        added = IndexSegments(map(IndexSegment, self._done)).list_unreadable()
+        return sorted({*known, *(identify_unreadable(place, reason) for place, reason, _ in added)})
 
     def _publish(self, paths: list[Path]) -> MailBuildReport:
         """Move the segments to their place, and make the new state visible."""
@@ -400,7 +408,8 @@ class IndexBuild:
             "built": datetime.now(UTC).isoformat(timespec="seconds"),
             "positions": self._positions | {each.uri: each.position for each in self._sources if each.position},
             **report.to_facts(),
-        } | ({IS_UNSURE: True} if self._is_unsure() else {})
+        }
+        facts |= {UNSURE: unsure} if (unsure := self._find_unsure()) else {}
         if commits := {**old.get("revisions", {}), **get_read_commits(each.uri for each in self._owned)}:
             facts["revisions"] = commits  # of datasets on the hub, by URI
         # Until here, a build that is interrupted can go on.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 
 from gumshoe.artifacts.lines import GZIP_ERRORS, read_blocks
@@ -138,6 +139,11 @@ def identify_file(key: str) -> str:
     """
     path = PurePosixPath(key)
     return str(path.parent.parent / strip_flags(path.name)) if path.parent.name in _MESSAGE_FOLDERS else key
+
+
+def identify_unreadable(place: str, reason: str) -> str:
+    """Return a digest of the place and the reason of an unreadable item. It stays if mail programs rename a file."""
+    return blake2b(f"{identify_file(place)}\0{reason}".encode(), digest_size=8).hexdigest()
 
 
 def open_mbox_directory(uri: str, place: str) -> MboxSource:

@@ -3,16 +3,16 @@
 import pickle
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.errors import UsageError
 from gumshoe.mail.inboxes import OwnedSource
-from gumshoe.mail.mail_directory import identify_file
+from gumshoe.mail.mail_directory import identify_unreadable
 from gumshoe.mail.segment import IndexSegments
 from gumshoe.mail.source_batches import NumberedItem
 
@@ -79,10 +79,14 @@ class SourceComparison:
         """Return True if a source has a copy of a message."""
         return bool(self._has_message[message])
 
-    def list_newly_unreadable(self) -> list[UnreadableItem]:
-        """Return the unreadable items that the index does not list as unreadable: they may be messages that it has."""
-        known = {(identify_file(place), reason) for place, reason, _ in self._segments.list_unreadable()}
-        return [each for each in self.unreadable if (identify_file(each.where), each.reason) not in known]
+    def list_doubtful(self, unsure: Collection[str] | Literal[True]) -> list[UnreadableItem]:
+        """Return the unreadable items that may be messages of the index.
+
+        These are items that the index does not list as unreadable, and those of `unsure`: see `UNSURE`.
+        """
+        listed = {identify_unreadable(place, reason) for place, reason, _ in self._segments.list_unreadable()}
+        known = set[str]() if unsure is True else listed.difference(unsure)
+        return [each for each in self.unreadable if identify_unreadable(each.where, each.reason) not in known]
 
     def has_other_unreadable(self) -> bool:
         """Return True if the index lists other unreadable items than there are now."""

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.build_report import MailBuildReport, count_attachments
 from gumshoe.mail.inboxes import Inboxes
-from gumshoe.mail.index_build import IS_UNSURE, IndexBuild
+from gumshoe.mail.index_build import UNSURE, IndexBuild
 from gumshoe.mail.prepared_messages import PreparedBatch, PreparedMessage
 from gumshoe.mail.segment_writer import digest_copy, to_copy
 from gumshoe.mail.source_batches import NumberedItem
@@ -77,8 +77,8 @@ class SyncBuild(IndexBuild):
         """Yield the problem of each attachment of a message of the index."""
         yield from (each.problem for each in self._segments.read_text(message).attachments)
 
-    def _is_unsure(self) -> bool:
-        return self._old is not None and IS_UNSURE in self._old.facts and bool(self._report.doubtful)
+    def _find_unsure(self) -> list[str] | Literal[True]:
+        return self._old.facts.get(UNSURE, []) if self._old and self._report.doubtful else []
 
     def _remove_missing(self, comparison: SourceComparison) -> None:
         """Remove the copies that no source has, unless items that cannot be read may be those."""
@@ -88,7 +88,7 @@ class SyncBuild(IndexBuild):
         missing = comparison.find_missing()
         doubtful: list[UnreadableItem] = []
         if missing and not self._changes.allow_missing:
-            doubtful = comparison.unreadable if IS_UNSURE in old else comparison.list_newly_unreadable()
+            doubtful = comparison.list_doubtful(old.get(UNSURE, []))
         if doubtful:
             report.missing = sum(map(len, missing.values()))
             report.doubtful = [each.where for each in doubtful[:_DOUBTFUL_LISTED]]
