@@ -1,6 +1,7 @@
 """Erasing from a store: artifacts are replaced, outputs of steps and fetched copies are deleted."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,43 @@ def test_artifacts_that_cannot_be_changed_are_listed(place: Path, tmp_path: Path
     receipt = Receipt.model_validate_json((tmp_path / "erasure-receipt.json").read_text())
     assert receipt.remaining == ["adapters/1", "document-indexes/1"]
     assert list(receipt.adapters) == ["adapters/2"]
+
+
+def make_outdated(path: Path, field: str) -> Path:
+    """Give the description of an index an earlier schema, and return the directory of the index."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: 2}))
+    return path.parent
+
+
+@pytest.mark.parametrize("kind", ["document-indexes", "mail-indexes"])
+def test_an_index_of_another_version_is_listed_and_the_rest_is_erased(
+    kind: str, place: Path, tmp_path: Path, run: Run
+) -> None:
+    """It is found in a store and on this machine. Without it, the erasure is complete."""
+    if kind == "mail-indexes":
+        target = ("--inbox", ANN)
+        old = make_outdated(place / "mail" / "mail-index.json", "schema")
+        content = ABOUT_ANN
+    else:
+        target = ("--document", "gout")
+        index = make_documents(tmp_path / "built-2", [{"id": "gout", "text": "Gout."}]).path.parents[1]
+        old = make_outdated(index / "index.json", "schema_version")
+        content = {"source_ids": ["gout"]}
+    store_uri = str(tmp_path / "store")
+    store = Store(store_uri)
+    store.publish(old, kind, "1")
+    store.publish(write_lines(tmp_path / "published" / "q.jsonl", content).parent, "scenarios", "1")
+    questions = write_lines(tmp_path / "q.jsonl", content)
+    words = ["--store", store_uri, *target, "--receipt", tmp_path / "receipt.json"]
+    dry = run("erase", old, questions, *words)
+    for ran in (dry, run("erase", old, questions, *words, "--yes")):
+        assert all(f"{name} has an index that another version" in ran.err for name in (old, f"{kind}/1"))
+        assert "files/" not in ran.err  # a temporary copy
+    assert (dry.status, ran.code, ran.status) == (0, "erasure.incomplete", 3)
+    receipt = Receipt.model_validate_json((tmp_path / "receipt.json").read_text())
+    assert receipt.remaining == sorted([str(old), f"{kind}/1"])
+    assert [each.reference for each in store.list()] == [f"{kind}/1"]
+    assert not questions.exists()
+    assert run("artifacts", "remove", f"{kind}/1", "--store", store_uri, "--yes").status == 0
+    shutil.rmtree(old)
+    assert run("erase", *words, "--yes").status == 0

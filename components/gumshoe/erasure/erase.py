@@ -49,7 +49,12 @@ class ErasurePlan:
 
     def list_remaining(self, target: EraseTarget) -> list[str]:
         """Return the places that name the target and cannot be changed, and those that cannot be read."""
-        return [target.hide(str(each)) for each in self.places.remaining] + self.store.remaining
+        places = [target.hide(str(each)) for each in self.places.remaining] + self.store.remaining
+        return list(dict.fromkeys(places + self.list_outdated(target)))
+
+    def list_outdated(self, target: EraseTarget) -> list[str]:
+        """Return those of `list_remaining` with an index of another version of Gumshoe."""
+        return [target.hide(str(each)) for each in self.places.outdated] + self.store.outdated
 
 
 class Erasure:

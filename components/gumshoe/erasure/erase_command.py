@@ -76,22 +76,23 @@ def erase(
         erasure = Erasure(target, places or [], opened, keep_caches=keep_caches, scratch=scratch)
         written = Receipt.open(receipt, target)
         plan = erasure.plan(written)
+        outdated = plan.list_outdated(target)
         if not yes:
             adapters, remaining = plan.list_adapters(target), plan.list_remaining(target)
-            _print_result(plan.list_erased(target), adapters, remaining, json=json, is_dry_run=True)
+            _print_result(plan.list_erased(target), adapters, remaining, outdated, json=json, is_dry_run=True)
             return
         erasure.run(plan, written, lambda: written.write(receipt))
         remaining = erasure.verify()
     written.finish(remaining)
     written.write(receipt)
-    _print_result(written.erased, written.adapters, remaining, json=json, is_dry_run=False)
+    _print_result(written.erased, written.adapters, remaining, outdated, json=json, is_dry_run=False)
     if not json:
         out.print(f"Receipt: {printable(receipt)}", soft_wrap=True)
     if remaining:
         raise RefusedError(
             "erasure.incomplete",
-            f"{len(remaining)} places still contain it or cannot be read, e.g. {remaining[0]}; delete them by hand, or "
-            "make them readable, and run the command again",
+            f"{len(remaining)} places still contain it or cannot be read, e.g. {remaining[0]}; delete them by hand "
+            "(artifacts with `gumshoe artifacts remove`), or make them readable, and run the command again",
         )
 
 
@@ -109,8 +110,15 @@ def _parse_target(
 
 
 def _print_result(
-    erased: "list[ErasedPlace]", adapters: dict[str, str], remaining: list[str], *, json: bool, is_dry_run: bool
+    erased: "list[ErasedPlace]",
+    adapters: dict[str, str],
+    remaining: list[str],
+    outdated: list[str],
+    *,
+    json: bool,
+    is_dry_run: bool,
 ) -> None:
+    """Print the result. `outdated` are those of the remaining places with an index of another version of Gumshoe."""
     if json:
         content: dict[str, Any] = {"dry_run": is_dry_run, "erased": [each.model_dump() for each in erased]}
         print_json({**content, "adapters": adapters, "remaining": remaining})
@@ -138,6 +146,12 @@ def _print_result(
             soft_wrap=True,
         )
     for name in remaining:
-        err.print(f"[red]{printable(name)}[/] contains it and cannot be changed, or cannot be read.", soft_wrap=True)
+        why = "contains it and cannot be changed, or cannot be read."
+        if name in outdated:
+            why = (
+                "has an index that another version of Gumshoe built, and may contain it. Build the index again from "
+                "sources without it, and delete this one (in a store: `gumshoe artifacts remove`)."
+            )
+        err.print(f"[red]{printable(name)}[/] {why}", soft_wrap=True)
     if is_dry_run and erased:
         out.print("Nothing was erased yet; add --yes to erase it.")

@@ -23,6 +23,7 @@ from gumshoe.erasure.learned import explain_learning
 from gumshoe.erasure.question_links import Links
 from gumshoe.erasure.record_files import collect_links, is_structured, read_text, redact_file, write_redacted
 from gumshoe.erasure.target import EraseTarget
+from gumshoe.errors import GumshoeError
 from gumshoe.mail.inbox_erasure import count_leftovers as count_segments
 from gumshoe.mail.inbox_erasure import (
     erase_inbox,
@@ -39,6 +40,7 @@ from gumshoe.scenarios.lineage import Lineage
 ChangeKind = Literal["mail index", "document index", "records", "page", "copy", "cache"]
 ADAPTER_FILE = "adapter_config.json"
 """File that each adapter contains."""
+_OUTDATED = {"documents.index-version", "mail.index-version"}
 _BLOCK = 1 << 20
 _AROUND = 16  # bytes around a name that decide if it is the whole name
 
@@ -65,12 +67,15 @@ class PlacePlan:
     remaining: list[Path] = field(default_factory=list)
     """Files that name the target, or may name it, and that cannot be changed; files and directories that cannot be
     read."""
+    outdated: list[Path] = field(default_factory=list)
+    """Indexes of another version of Gumshoe, which cannot be read: they may contain the target."""
 
     def extend(self, other: "PlacePlan") -> None:
         """Add another plan."""
         self.changes += other.changes
         self.adapters |= other.adapters
         self.remaining += other.remaining
+        self.outdated += other.outdated
 
 
 def collect_questions(root: Path, links: Links) -> Links:
@@ -98,7 +103,14 @@ def plan_place(root: Path, target: EraseTarget, links: Links) -> PlacePlan:
     local = collect_questions(root, links)
     for directory, files in _walk(root, plan.remaining):
         if (index := _find_index(directory)) is not None:
-            if (change := _plan_index(directory, index, target)) is not None:
+            try:
+                change = _plan_index(directory, index, target)
+            except GumshoeError as error:
+                if error.code not in _OUTDATED:
+                    raise
+                plan.outdated.append(directory)
+                change = None
+            if change is not None:
                 plan.changes.append(change)
             files = [path for path in files if not _belongs_to_index(path, index)]
         plan.extend(_plan_files(directory, files, target, local))

@@ -55,6 +55,8 @@ class StorePlan:
     """Reason why each adapter may have learned erased content, by reference."""
     remaining: list[str] = field(default_factory=list)
     """Artifacts with files or settings that name the target and cannot be changed."""
+    outdated: list[str] = field(default_factory=list)
+    """Artifacts with indexes of another version of Gumshoe, which cannot be read: they may contain the target."""
 
 
 class StoreErasure:
@@ -87,6 +89,7 @@ class StoreErasure:
             if count:
                 plan.changes.append(ArtifactChange(manifest.reference, count))
             plan.remaining += [manifest.reference] if found.remaining else []
+            plan.outdated += [manifest.reference] if found.outdated else []
         self._add_descendants(plan, manifests)
         plan.copies = self._find_outputs()
         return plan
