@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.source_files import UnreadableItem, read_files
-from gumshoe.mail import mail_directory
+from gumshoe.mail import build, mail_directory, message_preparer, segment_writer, source_batches
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.inboxes import OwnedSource
+from gumshoe.mail.index_build import IndexBuild
+from gumshoe.mail.items import MailSource
 from gumshoe.mail.message import ParsedMessage
 from gumshoe.mail.sources import open_source
 from tests.errors import raises
@@ -216,6 +218,48 @@ def test_mail_whose_folder_is_gone_is_unreadable_and_not_deleted(
     change_while_read(monkeypatch, tmp_path, lambda place: shutil.rmtree(place / ".Work"))
     _, unreadable = read(f"maildir:{tmp_path}")
     assert unreadable == [(f"{tmp_path}/.Work/cur/2:2,S", "cannot be opened")]
+
+
+def test_a_change_is_known_as_soon_as_it_is_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build records after each segment if it can go on from there."""
+    write(tmp_path, {"cur/1:2,": mail(1), "cur/2:2,": mail(2), "cur/3:2,": mail(3)})
+    change_while_read(monkeypatch, tmp_path, rename("cur/1:2,", "cur/1:2,S"))
+    source = open_source(f"maildir:{tmp_path}")
+    next(source.read_raw(lambda _: None))
+    assert source.has_changed
+
+
+def test_mail_that_is_renamed_after_it_was_listed_is_not_lost_if_the_build_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It moves from the end of the list to the part that the build has read."""
+    place = write(tmp_path / "mail", {"new/1": mail(1), "cur/2:2,": mail(2), "cur/3:2,": mail(3)})
+    added: list[object] = []
+    add_batch = IndexBuild._add_batch
+
+    def open_and_rename(uri: str) -> MailSource:
+        source = open_source(uri)
+        (place / "new/1").rename(place / "cur/1:2,S")
+        return source
+
+    def add_or_stop(*arguments: Any) -> None:
+        added.append(arguments)
+        if len(added) == 2:
+            raise KeyboardInterrupt
+        add_batch(*arguments)
+
+    monkeypatch.setattr(source_batches, "_BATCH", 1)
+    monkeypatch.setattr(message_preparer, "_MIN_BATCHES", 1)  # of those that are read ahead
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    monkeypatch.setattr(segment_writer, "_FULL_MESSAGES", 1)
+    source = OwnedSource(f"maildir:{place}", "ann@example.com")
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "open_source", open_and_rename)
+        patch.setattr(IndexBuild, "_add_batch", add_or_stop)
+        with pytest.raises(KeyboardInterrupt):
+            build_mail_index([source], tmp_path / "index")
+    report = build_mail_index([source], tmp_path / "index")
+    assert (report.read, report.messages, report.kept_out) == (3, 3, {})
 
 
 def test_a_sync_of_mail_that_changes_removes_only_what_was_deleted(

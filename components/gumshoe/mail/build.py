@@ -10,15 +10,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from gumshoe.artifacts.source_files import digest_of_uris, is_on_server
 from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.embeddings.chunking import check_splitter
 from gumshoe.embeddings.embedder import Embedder, open_embedder
 from gumshoe.embeddings.search_options import NO_EMBEDDING
-from gumshoe.errors import UsageError
+from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.inboxes import OwnedSource
 from gumshoe.mail.index_build import IndexBuild, IndexChanges
 from gumshoe.mail.index_directory import change_index, check_is_new, remove_leftovers
+from gumshoe.mail.items import MailSource
 from gumshoe.mail.schema import check_exists, read_state
 from gumshoe.mail.sources import open_source
 from gumshoe.mail.sync_build import SyncBuild
@@ -92,7 +94,7 @@ def _run(
 ) -> MailBuildReport:
     started = time.monotonic()
     owned = [each if isinstance(each, OwnedSource) else OwnedSource(each) for each in sources]
-    opened = [open_source(each.uri) for each in owned]
+    opened, content = _open_sources([each.uri for each in owned])
     changes = changes or IndexChanges()
     if not opened and (changes.sync or not (changes.remove or changes.compact)):
         raise UsageError("mail.no-sources", "no source was given; name one or more sources to index")
@@ -114,7 +116,21 @@ def _run(
             embedder = embedder or open_embedder(options.embedding)
         kind = SyncBuild if changes.sync else IndexBuild
         with explain_damage(directory, content=old is not None):
-            build = kind(directory, owned, opened, options, old, started, embedder, changes)
+            build = kind(directory, owned, opened, content, options, old, started, embedder, changes)
         report = build.run()
     report.seconds = time.monotonic() - started
     return report
+
+
+def _open_sources(uris: Sequence[str]) -> tuple[list[MailSource], str]:
+    """Open sources, and return them with a digest of their content, without that of servers.
+
+    The digest is taken before files are listed: what changes in between changes the digest of the next build.
+    """
+    try:
+        content = digest_of_uris(uri for uri in uris if not is_on_server(uri))
+    except GumshoeError:
+        for uri in uris:
+            open_source(uri)  # its error tells more about a source that does not exist
+        raise
+    return [open_source(uri) for uri in uris], content

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from gumshoe.artifacts.hub import get_read_commits
 from gumshoe.artifacts.private_data import mark_private
-from gumshoe.artifacts.source_files import UnreadableItem, digest_of_uris, is_on_server
+from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.embeddings.embedder import Embedder
 from gumshoe.errors import GumshoeError, UsageError
@@ -70,6 +70,7 @@ class IndexBuild:
         directory: Path,
         owned: list[OwnedSource],
         sources: list[MailSource],
+        content: str,
         options: MailBuildOptions,
         old: IndexState | None,
         started: float,
@@ -86,6 +87,8 @@ class IndexBuild:
         facts = old.facts if old else {}
         self._earlier_facts = facts
         """Facts of the index that this build adds to."""
+        self._content = content
+        """Digest of the content of the sources, without that of servers, from before they were opened."""
         self._report = MailBuildReport.from_dict(facts)
         self._positions: dict[str, Any] = facts.get("positions", {})
         """Position of each source up to which the index has it, of sources that have positions."""
@@ -158,7 +161,7 @@ class IndexBuild:
             asdict(self._options),
             self._embedder and self._embedder.name,
             [each.to_fact() for each in self._owned],
-            digest_of_uris(each.uri for each in self._owned if not is_on_server(each.uri)),
+            self._content,
             self._old and self._old.version,
             astuple(self._changes),
         ]

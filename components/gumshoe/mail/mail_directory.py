@@ -92,7 +92,7 @@ class DirectorySource(MailSource):
             left = [entry for entry in self.list_again() if identify_file(entry.key) not in known]
             if not left and not gone:
                 return
-            self.changed.extend(entry.key for entry in (*gone.values(), *left))
+            self.changed.extend(entry.key for entry in left)
             yield from self._read_files(left, gone, advance)
             known.update({identify_file(entry.key) for entry in left} - gone.keys())
         listed = {identify_file(entry.key) for entry in left}
@@ -112,6 +112,7 @@ class DirectorySource(MailSource):
             name = identify_file(entry.key)
             if isinstance(raw, NotFoundError):
                 gone[name] = entry
+                self.changed.append(entry.key)
                 continue
             gone.pop(name, None)
             where = f"{self.files.uri}/{entry.key}"
