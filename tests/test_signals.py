@@ -1,10 +1,11 @@
 """Test signal handlers that are installed while a block runs."""
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gumshoe.signals import handle_signals
+from gumshoe.signals import delay_signals, handle_signals
 
 NUMBERS = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -43,3 +44,40 @@ def test_a_signal_of_the_terminal_that_is_ignored_stays_ignored() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     assert received == [signal.SIGTERM]
+
+
+def test_signals_wait_until_a_block_has_ended() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        with delay_signals():
+            with delay_signals():
+                signal.raise_signal(signal.SIGINT)
+                done.append("inner")
+            done.append("outer")
+        done.append("after")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["inner", "outer"]
+
+
+def test_the_error_of_a_block_wins_over_its_signals() -> None:
+    def fail() -> None:
+        with delay_signals():
+            signal.raise_signal(signal.SIGINT)
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        fail()
+
+
+def test_signals_are_not_delayed_in_other_threads() -> None:
+    """Only the main thread may set handlers."""
+    with ThreadPoolExecutor() as pool:
+
+        def run() -> bool:
+            with delay_signals():
+                return True
+
+        assert pool.submit(run).result()

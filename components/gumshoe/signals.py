@@ -32,6 +32,23 @@ def handle_signals(handler: Callable[[int, FrameType | None], object], *numbers:
             signal.signal(number, previous)
 
 
+@contextmanager
+def delay_signals() -> Iterator[None]:
+    """Handle SIGINT, SIGTERM and SIGHUP that arrive while the block runs at its end.
+
+    Use it for blocks of at most some seconds, after which what they change is whole. In a thread other than the main
+    one, which gets no signals, this does nothing. If the block fails, its error wins.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    with handle_signals(lambda number, _: received.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
+    for number in received:
+        signal.raise_signal(number)
+
+
 _exiting = threading.Event()
 
 

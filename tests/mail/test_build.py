@@ -305,7 +305,7 @@ build.build_mail_index([sys.argv[1]], Path(sys.argv[2]))
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
-def test_a_stopped_build_leaves_only_complete_segments_and_goes_on(tmp_path: Path, number: int, status: int) -> None:
+def test_a_stopped_build_completes_its_segment_and_goes_on(tmp_path: Path, number: int, status: int) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", [record(each, body=f"text {each}") for each in range(1000)])
     directory = tmp_path / "index"
     command = [sys.executable, "-c", _STOPPED, source, str(directory), str(int(number))]
@@ -313,11 +313,12 @@ def test_a_stopped_build_leaves_only_complete_segments_and_goes_on(tmp_path: Pat
     assert run.returncode == status, run.stderr
     assert "Process" not in run.stderr
     left = {path.relative_to(directory).as_posix() for path in directory.rglob("*")}
-    files = {f".partial/segment-1/{name}" for name in ("messages.sqlite", "postings.bin")}
-    assert left == {".partial", ".partial/progress.json", ".partial/segment-1", *files}
+    segments = {f".partial/segment-{number}" for number in (1, 2)}
+    files = {f"{segment}/{name}" for segment in segments for name in ("messages.sqlite", "postings.bin")}
+    assert left == {".partial", ".partial/progress.json", *segments, *files}
     again, whole = build_mail_index([source], directory), build_mail_index([source], tmp_path / "whole")
     assert replace(again, seconds=0) == replace(whole, seconds=0)
-    assert read_state(directory).segments == ("segment-1", "segment-2")
+    assert read_state(directory).segments == ("segment-1", "segment-2", "segment-3")
 
 
 class _Batch(list[RawItem]):

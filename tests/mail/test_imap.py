@@ -1,7 +1,9 @@
 """Mail on IMAP servers: real sockets and TLS, with a server that misbehaves, and with Dovecot where it is installed."""
 
 import logging
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,7 +13,7 @@ import pytest
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.mail import imap, imap_session, source_batches
+from gumshoe.mail import imap, imap_session, message_preparer, source_batches
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.imap import ImapMail
 from gumshoe.mail.imap_account import ImapAccount, parse_imap_uri
@@ -328,6 +330,37 @@ def test_an_interrupted_build_downloads_nothing_twice(
     fake.append("Sent", mail(16))
     assert extend_mail_index([account], tmp_path / "index").messages == 13
     assert list_downloads(fake) == ["6"]
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_build_that_is_stopped_while_it_reads_keeps_what_it_has_indexed(
+    fake: FakeImapServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    error: type[BaseException],
+) -> None:
+    monkeypatch.setattr(imap, "_FETCHED_AT_ONCE", 1)
+    monkeypatch.setattr(source_batches, "_BATCH", 1)
+    monkeypatch.setattr(message_preparer, "_MIN_BATCHES", 1)  # of those that are read ahead
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    for uid in range(1, 6):
+        fake.append("INBOX", mail(uid))
+
+    def stop(_visit: Visit, _tag: str, command: str) -> bool:
+        is_third = "UID FETCH 3 (UID BODY" in command
+        if is_third:
+            os.kill(os.getpid(), number)
+        return is_third  # without an answer
+
+    fake.misbehave = stop
+    sources = [OwnedSource(fake.uri(), "ann@example.com")]
+    with pytest.raises(error):
+        build_mail_index(sources, tmp_path / "index")
+    assert list_downloads(fake) == ["1", "2", "3"]
+    fake.misbehave = lambda *_: False
+    assert build_mail_index(sources, tmp_path / "index").messages == 5
+    assert list_downloads(fake) == ["3", "4", "5"]
 
 
 def test_an_interrupted_extension_reads_on_in_folders_that_it_did_not_reach(

@@ -16,7 +16,7 @@ from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.embeddings.embedder import Embedder
-from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.errors import UsageError
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport, count_attachments
 from gumshoe.mail.inboxes import (
     Inboxes,
@@ -44,6 +44,7 @@ from gumshoe.mail.source_reader import SourceReader
 from gumshoe.mail.term_collector import TermCollector
 from gumshoe.mail.unfinished_build import UnfinishedBuild
 from gumshoe.mail.words import MailAnalyzer
+from gumshoe.signals import delay_signals
 
 UNSURE = "unreadable_is_unsure"
 """Fact of an index: digests (`identify_unreadable`) of the items that extensions could not read, which may be messages
@@ -123,10 +124,6 @@ class IndexBuild:
                 self._begin_segment()  # so that what was removed can be added again
             self._add_sources()
             self._finish_segment()
-        except GumshoeError as error:
-            if error is self._reader.failure:  # keep what was read, so that the build can go on from here
-                self._finish_segment()
-            raise
         finally:
             self._writer.close()
             if self._writer.directory not in self._done:
@@ -191,9 +188,12 @@ class IndexBuild:
         return SegmentWriter(directory, self._segments, self._analyzer, self._next)
 
     def _finish_segment(self) -> None:
-        """Complete the current segment. Afterwards the build can go on from here."""
-        if self._writer.is_empty:
-            return
+        """Complete the current segment. Afterwards the build can go on from here. Signals wait until it is complete."""
+        with delay_signals():
+            if not self._writer.is_empty:
+                self._complete_segment()
+
+    def _complete_segment(self) -> None:
         self._next = self._writer.next_message
         self._writer.finish()
         self._done.append(self._writer.directory)
@@ -215,11 +215,22 @@ class IndexBuild:
         self._writer = self._start_segment()
 
     def _add_sources(self) -> None:
-        def add(batch: PreparedBatch, items: list[NumberedItem]) -> None:
-            self._reader.consume(len(items))  # first, since the batch may complete a segment
-            self._add_batch(batch, items)
+        is_whole = True  # what was consumed is in a segment
 
-        self._handle_sources(self._options.to_limits(), add)
+        def add(batch: PreparedBatch, items: list[NumberedItem]) -> None:
+            nonlocal is_whole
+            with delay_signals():
+                is_whole = False
+                self._reader.consume(len(items))  # first, since the batch may complete a segment
+                self._add_batch(batch, items)
+                is_whole = True
+
+        try:
+            self._handle_sources(self._options.to_limits(), add)
+        except BaseException:
+            if is_whole:  # e.g. a source failed, or the build was stopped: let the next one go on from here
+                self._finish_segment()
+            raise
 
     def _handle_sources(
         self, limits: MessageLimits, handle: Callable[[PreparedBatch, list[NumberedItem]], None]
