@@ -23,7 +23,7 @@ from gumshoe_pipelines.trainjob_step import TrainJobOptions, build_settings, che
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What the parameters of a pipeline give to a training."""
+    """The inputs of a training that the parameters of a pipeline give."""
 
     options: TrainJobOptions
     is_local: bool

@@ -14,7 +14,7 @@ from gumshoe.mail.source_batches import NumberedItem
 
 @dataclass(slots=True)
 class _SourceProgress:
-    """How far a source was consumed: after an item with a position, or else after a number of items."""
+    """The progress in a source: consumed up to an item with a position, or else a number of items."""
 
     position: Any
     items: int = 0
@@ -33,9 +33,8 @@ class SourceReader:
         """Error of a source, if one failed."""
         self._sources = sources
         self._progress = [_SourceProgress(positions.get(each.uri)) for each in sources]
-        self._ahead: deque[tuple[int, Any]] = (
-            deque()
-        )  # source of each item that was read and not consumed, and position
+        # The source and the position of each item that was read and not consumed.
+        self._ahead: deque[tuple[int, Any]] = deque()
 
     def read(self, advance: Callable[[int], object]) -> Iterator[NumberedItem]:
         """Yield the items of all sources that were not consumed. See `MailSource.read_raw`.
