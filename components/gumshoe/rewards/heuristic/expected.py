@@ -57,7 +57,7 @@ class Expected:
     has_dates: bool = False
     has_phones: bool = False
     counted: str = ""
-    """The things that numbers without a unit count, as the question goes on after "how many": "million dollars did they pay"."""
+    """The rest of a question after "how many", with the unit of bare numbers, e.g. "million dollars did they pay"."""
     is_reference: bool = False
     """The text is the reference, whose numbers have the unit of the question. An answer may have another one."""
 
