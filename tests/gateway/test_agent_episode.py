@@ -618,7 +618,9 @@ def test_an_observer_sees_turns_and_results_and_can_end_them(play: Play) -> None
     meter = Meter()
     with pytest.raises(PolicyError):
         play(agent, observer=meter)
-    assert (meter.turns, meter.calls, meter.results) == (2, [SEARCH], 1), "calls of the model are none of the agent"
+    assert (meter.turns, meter.calls, meter.results) == (2, [SEARCH], 1), (
+        "only the agent's own calls count, not those that the model writes"
+    )
 
 
 def test_an_observer_can_refuse_a_call_and_so_end_the_episode(play: Play) -> None:

@@ -31,7 +31,7 @@ def has_canary_decision(store: Store, run: str) -> bool:
 
 
 def find_latest_accepted(store: Store, run: str) -> str | None:
-    """Return the newest published adapter that was not rolled back as a canary, or None if there is none.
+    """Return the newest published adapter that was not rolled back as a canary, or None without one.
 
     The adapter of `run` itself does not count. Only rollbacks that a pipeline recorded are known.
     """

@@ -42,9 +42,8 @@ def prune_store(
 
     These are kept: the `keep` newest of each kind, the latest, those younger than `older_than`, adapters that are
     deployed, all feedback unless it is the `kind`, and everything that a kept artifact was made from. With `kind`,
-    other kinds are kept too. Unfinished publications are removed after
-    `older_than`, and after one day at the earliest, because they may still be in progress. The version of a removed
-    artifact is never used again.
+    other kinds are kept too. Unfinished publications are removed after `older_than`, and after one day at the
+    earliest, because they may still be in progress. The version of a removed artifact is never used again.
 
     `retention` limits how long artifacts may be kept at all, by the last segment of their kind. Older ones are removed
     even if one of the rules above would keep them. With `expired_only`, only those are removed, and no unfinished

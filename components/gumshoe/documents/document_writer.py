@@ -250,7 +250,7 @@ class DuplicateFinder:
         self._near = RMinHashLSH(MIN_SIMILARITY, _PERMUTATIONS, _BANDS)
 
     def find(self, number: int, context: str, text: str) -> Repeat | None:
-        """Return the earlier chunk that a chunk repeats. If there is none, remember it under its number."""
+        """Return the earlier chunk that a chunk repeats. Remember a chunk that repeats none under its number."""
         words, context_words = _normalize_words(text), _normalize_words(context)
         digest = blake2b(f"{context_words}\0{words}".encode(), digest_size=16).digest()
         if digest in self._exact:

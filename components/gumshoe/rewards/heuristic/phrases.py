@@ -97,7 +97,7 @@ UNREAL = re.compile(
     r"den(?:y|ied|ies)|false|wrong|almost|nearly|about to)\b",
     re.I,
 )
-"""What the clause says need not have happened."""
+"""The clause may tell of something that did not happen."""
 NOT = re.compile(r"\bnot\b|n't\b", re.I)
 """Negates a verb."""
 DENIED = re.compile(
