@@ -169,6 +169,13 @@ def test_policies_with_different_settings_are_not_compared() -> None:
     elsewhere = other.model_copy(update={"environment": {"name": "email", "limit": 5}})
     with raises("gate.other-environment", "environments: limit unset and limit 5;"):
         compare_evaluations((evaluation(one), one), (evaluation(elsewhere), elsewhere))
+    before, since, marked = (
+        other.model_copy(update={"environment": {"name": "email", **settings}})
+        for settings in ({}, {"marks": False, "attachments": False}, {"marks": True, "attachments": False})
+    )
+    assert compare_evaluations((evaluation(since), since), (evaluation(before), before)).wins == 0
+    with raises("gate.other-environment", "environments: marks True and marks False;"):
+        compare_evaluations((evaluation(marked), marked), (evaluation(before), before))
     seeds = [evaluation(each).model_copy(update={"settings": {"seed": seed}}) for seed, each in enumerate((one, other))]
     assert compare_evaluations((seeds[0], one), (seeds[1], other)).wins == 1
 

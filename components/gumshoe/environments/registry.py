@@ -267,8 +267,17 @@ def validate_environment(named: EnvironmentSettings) -> dict[str, Any]:
     return _validate(named.name, _find_class(named.name), named.arguments)
 
 
+def complete_record(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return name and settings of an environment, as recorded in `provenance`, with settings that did not exist then.
+
+    A custom environment is returned as it is: a record must not decide which code is imported.
+    """
+    name = environment.get("name")
+    return _with_unrecorded(_find_class(name), environment) if name in CORPORA else dict(environment)
+
+
 def _with_unrecorded(kind: EnvironmentClass, trained: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a policy was trained with, with those that did not exist then."""
+    """Return the recorded settings of a policy or an evaluation, with those that did not exist then."""
     return {**getattr(kind, "if_unrecorded", {}), **trained}
 
 

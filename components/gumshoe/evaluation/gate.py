@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gumshoe.environments.registry import complete_record
 from gumshoe.errors import UsageError
 from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.memorization import Memorization
@@ -82,7 +83,7 @@ def compare_evaluations(
     """
     ours, theirs = candidate[0], baseline[0]
     across = across_samples and all(map(_has_one_answer, (ours, theirs))) and bool(ours.choice or theirs.choice)
-    environments = _format_differences(candidate[1].environment, baseline[1].environment)
+    environments = _format_differences(*(complete_record(each.environment) for _, each in (candidate, baseline)))
     must_match: list[tuple[str, str, object, object]] = [
         ("gate.other-index", "different indexes", ours.index[:16], theirs.index[:16]),
         ("gate.other-judge", "different judges", ours.judges[0].name, theirs.judges[0].name),
