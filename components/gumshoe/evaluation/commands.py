@@ -236,7 +236,8 @@ def run_evaluation(
     print_attacks(found.result)
     out.print(f"report: [bold]{printable(directory / REPORT)}[/]", soft_wrap=True)
     if split == "train":  # a gate would refuse it
-        print_next("gumshoe", "scenarios", "sort", scenarios, "--by", directory, "--out", "sorted.jsonl")
+        by = f"{directory}#{policies[-1].name}" if len(policies) > 1 else directory
+        print_next("gumshoe", "scenarios", "sort", scenarios, "--by", by, "--out", "sorted.jsonl")
     elif len(policies) > 1 and not found.result.is_whole:  # a gate would refuse it
         print_next(*repeat_command(context, limit=None, directory=directory.with_name(f"{directory.name}-whole")))
     elif len(policies) > 1:

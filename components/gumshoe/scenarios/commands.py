@@ -314,12 +314,12 @@ def check(
 def sort(
     source: Source,
     by: Annotated[
-        Path,
+        str,
         typer.Option(
             "--by",
-            metavar="DIR",
+            metavar="DIR[#NAME]",
             help="Output of `gumshoe evaluate --split train` on these scenarios, best by the policy that training "
-            "starts from. Several samples of each are better.",
+            "starts from. Several samples of each are better. NAME is a policy, if there are several.",
         ),
     ],
     path: Out,

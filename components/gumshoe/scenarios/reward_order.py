@@ -12,24 +12,34 @@ from gumshoe.scenarios.scenario import ScenarioSet
 _PREDICTIONS = "predictions.jsonl"  # of an evaluation, one record per episode; that package imports this one
 
 
-def mean_rewards(evaluation: Path) -> dict[str, float]:
-    """Return the mean reward of the episodes of each scenario, by its id, from an evaluation's directory.
+def mean_rewards(evaluation: str) -> dict[str, float]:
+    """Return the mean reward of one policy's episodes of each scenario, by its id.
+
+    `evaluation` is the directory of an evaluation, with `#NAME` of the policy if it has several.
 
     Raises:
-        UsageError: the directory has no predictions, or they cannot be read.
+        UsageError: the directory has no predictions, they cannot be read, or they do not say which policy is meant.
     """
-    path, rewards = evaluation / _PREDICTIONS, defaultdict[str, list[float]](list)
+    where, _, name = evaluation.partition("#")
+    path = Path(where, _PREDICTIONS)
+    rewards = defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
     try:
         with path.open(encoding="utf-8") as lines:
             for record in (load_json(line, is_recorded=True) for line in lines):
-                rewards[str(record["scenario"])].append(float(record["reward"]))
+                rewards[record["policy"]][str(record["scenario"])].append(float(record["reward"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
             "scenarios.no-predictions",
             f"cannot read the rewards in {path}: {type(error).__name__}: {error}; name the output directory of a "
             "finished `gumshoe evaluate`",
         ) from None
-    return {name: fmean(each) for name, each in rewards.items()}
+    chosen = name or (next(iter(rewards)) if len(rewards) == 1 else "")
+    if rewards and chosen not in rewards:
+        problem = f"has no policy {name!r}" if name else f"has {len(rewards)} policies"
+        raise UsageError(
+            "scenarios.policy-not-named", f"{path} {problem}; write {where}#NAME with one of {', '.join(rewards)}"
+        )
+    return {scenario: fmean(each) for scenario, each in rewards[chosen].items()}
 
 
 def sort_by_reward(scenarios: ScenarioSet, rewards: Mapping[str, float]) -> ScenarioSet:
