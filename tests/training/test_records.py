@@ -96,7 +96,7 @@ def test_the_line_of_an_evaluation() -> None:
         "Evaluation after step 20",
         "Acc 50.0% of 40",
         "Reward 0.400",
-        "beats the base 62.5%",
+        "beats step 0 in 62.5%",
         "12.0s",
         "best so far",
     ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import sqlite3
 import sys
 import threading
@@ -72,7 +73,16 @@ def measurement(rewards: list[float], accuracy: float = 0.5, dropped: int = 0) -
     return Measurement(found, Accuracy(accuracy, 0.0))
 
 
-def test_the_beat_rate_compares_each_question_with_the_base_model(tmp_path: Path) -> None:
+def test_a_reward_counts_in_a_step_only_if_it_applied_to_an_episode() -> None:
+    from gumshoe.training.grpo.step_summary import episode_means
+
+    found = RolloutBatch(2, scored=[scored(1, 0.5), scored(2, 1.5)])
+    for each, rubric, only in zip(found.trajectories, (0.5, 1.5), (-1.0, math.nan), strict=True):
+        each.rewards = {"rubric": rubric, "one": only, "safe": math.nan, "reward": rubric}
+    assert episode_means(found)["rewards"] == {"rubric": 1.0, "one": -1.0}
+
+
+def test_the_beat_rate_compares_each_question_with_the_policy_before_training(tmp_path: Path) -> None:
     first = validator(tmp_path).record(0, measurement([0.5, 0.5, 0.5, 0.5]), [])
     assert (first.beat_rate, first.best) == (None, True)
     later = validator(tmp_path).record(5, measurement([1.0, 0.5, 0.0, 1.0], accuracy=0.75), [first])

@@ -28,7 +28,7 @@ from gumshoe.training.launch.supervisor import (
 )
 from gumshoe.training.launch.supervisor import wait_for_trainers as wait_for_trainers
 from gumshoe.training.planning.gpu_allocation import allocate_gpus
-from gumshoe.training.run_spec import BEST, METADATA, RunSpec
+from gumshoe.training.run_spec import BEST, METADATA, STALLED, RunSpec
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import OutputSettings
 from tests.errors import raises
@@ -303,6 +303,13 @@ def test_the_best_adapter_is_there_again_if_its_replacement_was_interrupted(tmp_
     (tmp_path / f".{BEST}.old" / "adapter").write_text("best")
     _resume_spec(make_spec(tmp_path, run="r2"))
     assert (tmp_path / BEST / "adapter").read_text() == "best"
+
+
+def test_a_resumed_run_is_no_longer_stalled(tmp_path: Path) -> None:
+    make_spec(tmp_path)
+    (tmp_path / STALLED).write_text("waiting for a rollout")
+    _resume_spec(make_spec(tmp_path, run="r2"))
+    assert not (tmp_path / STALLED).exists()
 
 
 @pytest.mark.parametrize(

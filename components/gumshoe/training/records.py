@@ -187,7 +187,7 @@ class EvaluationRecord(_BaseRecord):
     )
     reward: float = Field(description="mean reward")
     beat_rate: float | None = Field(
-        description="share of questions with a higher reward than the base model's, where equal counts half"
+        description="share of questions with a higher reward than before training (step 0), where equal counts half"
     )
     questions: int = Field(description="number of questions that were evaluated")
     missing: int = Field(description="questions without an episode, because infrastructure failed")
@@ -203,7 +203,7 @@ class EvaluationRecord(_BaseRecord):
 
     def line(self) -> str:
         """Return the line for the terminal."""
-        beat = "" if self.beat_rate is None else f" | beats the base {self.beat_rate:.1%}"
+        beat = "" if self.beat_rate is None else f" | beats step 0 in {self.beat_rate:.1%}"
         best = " | best so far" if self.best else ""
         return (
             f"Evaluation after step {self.step} | Acc {self.accuracy:.1%} of {self.questions} | "

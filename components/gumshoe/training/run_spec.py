@@ -69,7 +69,7 @@ RUN_FILES = {
     f"{TENSORBOARD}/": "The curves, for TensorBoard.",
     PROGRESS: "What the run is doing now, for `gumshoe watch`: phase, step and newest episodes. Replaced every second.",
     SPEC: "Input of the trainers: settings, index, scenarios, ID of the run and addresses of the servers.",
-    BASELINE: "Rewards of the base model on the split `validation`, by scenario.",
+    BASELINE: "Rewards before training (step 0) on the split `validation`, by scenario.",
     f"{ADAPTERS}/": "The adapters that the vLLM servers have loaded.",
     SERVED: "Names and paths of the adapters that a vLLM server loads after a restart.",
     SERVER_LOG: "Output of the vLLM server. With several servers: `vllm-1.log`, `vllm-2.log` and so on.",

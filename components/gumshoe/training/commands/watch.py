@@ -180,7 +180,7 @@ def _describe(view: "RunView") -> Iterator[str]:
         last = view.evaluations[-1]
         yield (
             f"[bold]Evaluation[/] after step {last.step}: {last.accuracy:.1%} of {last.questions:,} questions correct"
-            + ("" if last.beat_rate is None else f", better than the base model in {last.beat_rate:.1%}")
+            + ("" if last.beat_rate is None else f", better than at step 0 in {last.beat_rate:.1%} (equal counts half)")
         )
     if view.steps:
         step = view.steps[-1]

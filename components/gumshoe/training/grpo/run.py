@@ -56,6 +56,7 @@ from gumshoe.training.run_spec import (
     PROGRESS,
     RunSpec,
     base_model,
+    find_checkpoints,
     load_splits,
     open_run_env,
     step_of,
@@ -148,9 +149,8 @@ class Run:
                 raise
             except StopRequestedError:
                 self._save_last_step()
-                raise UnavailableError(
-                    "training.stopped", f"stopped after step {lifecycle.step}; {how_to_continue()}"
-                ) from None
+                ended = f"stopped after step {lifecycle.step}{self._describe_loss()}"
+                raise UnavailableError("training.stopped", f"{ended}; {how_to_continue()}") from None
             finally:
                 self._runner.finish(self._close())
         model = lifecycle.gather_model()
@@ -371,6 +371,14 @@ class Run:
     def _track(self) -> None:
         if self._is_tracking:
             self._reporter.send_to_trackers(self._lifecycle.trainer)
+
+    def _describe_loss(self) -> str:
+        """Return which steps a resumed run repeats, as part of a message; empty if none (see `_save_last_step`)."""
+        again = self._settings.optimizer.num_iterations
+        if not self._lifecycle.step % again:
+            return ""
+        kept = max(map(step_of, find_checkpoints(self._spec.directory)), default=0)
+        return f", within a batch of episodes for {again} steps, so that the steps after {kept} are lost"
 
     def _save_last_step(self) -> None:
         """Save a checkpoint of the last complete step, with the random state right after it."""

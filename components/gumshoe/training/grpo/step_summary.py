@@ -81,11 +81,12 @@ def episode_means(found: RolloutBatch) -> dict[str, object]:
     values = sorted(each.rewards["reward"] for each in episodes)
     took = sorted(each.policy_seconds + each.tool_seconds for each in episodes)
     names = dict.fromkeys(name for each in episodes for name in each.rewards if name != "reward")
+    means = {name: _mean_known(each.rewards[name] for each in episodes) for name in names}
     started = len(found.scored) + len(found.dropped)
     return {
         "reward": statistics.fmean(values) if values else 0.0,
         "reward_std": statistics.pstdev(values) if values else 0.0,
-        "rewards": {name: _mean(each.rewards[name] for each in episodes) for name in names},
+        "rewards": {name: value for name, value in means.items() if not math.isnan(value)},
         "reward_quantiles": tuple(values[round(share * (len(values) - 1))] for share in (0, 0.25, 0.5, 0.75, 1))
         if values
         else (),
@@ -178,6 +179,12 @@ def advantage_lines(found: RolloutBatch, algorithm: Algorithm) -> Iterator[str]:
 
 
 def _mean(values: Iterator[float]) -> float:
-    """Return the mean of the values that are numbers; 0 if all are NaN."""
-    known = [value for value in values if not math.isnan(value)]
+    """Return the mean of values; 0 without any."""
+    known = list(values)
     return statistics.fmean(known) if known else 0.0
+
+
+def _mean_known(values: Iterator[float]) -> float:
+    """Return the mean of the values that are not NaN; NaN without any."""
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.fmean(known) if known else math.nan

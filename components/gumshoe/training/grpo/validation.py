@@ -35,7 +35,7 @@ class Measurement:
 
 
 class Validator:
-    """Evaluate policies, and compare them with the base model, whose rewards are kept in the run's directory."""
+    """Evaluate policies, and compare them with that before training, whose rewards are kept in the run's directory."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Validator:
         return Measurement(found, await measure_accuracy(found.scored, self._judge, self._on_verdict))
 
     def record(self, step: int, found: Measurement, before: Sequence[EvaluationRecord]) -> EvaluationRecord:
-        """Return the record of an evaluation after `step`; at step 0, keep its rewards as the base model's.
+        """Return the record of an evaluation after `step`; at step 0, keep its rewards to compare later ones with.
 
-        The beat rate is the share of questions with a higher reward than the base model's, where equal counts half.
+        The beat rate is the share of questions with a higher reward than at step 0, where equal counts half.
         """
         rewards = found.rewards
         if step == 0:

@@ -352,7 +352,7 @@ def _resume_spec(wanted: RunSpec) -> RunSpec | None:
     old = directory / f".{BEST}.old"  # left by a process that was killed while it replaced the best adapter
     if old.exists() and not (directory / BEST).exists():
         old.rename(directory / BEST)
-    _remove(directory, SERVED, FINAL, ADAPTERS, PROOF, PROOF_PAGE)
+    _remove(directory, SERVED, STALLED, FINAL, ADAPTERS, PROOF, PROOF_PAGE)
     known = {"run": before.run, "attempt": before.attempt + 1, "resume": True}
     if find_checkpoints(directory):  # their weights come from the first start, even if lora.start has changed
         known["before"] = before.before
