@@ -75,6 +75,22 @@ def test_a_new_adapter_has_no_results_and_does_not_tell_where_its_base_model_was
     assert 'from_pretrained("BASE"' in body
 
 
+def test_a_converted_model_has_its_own_name_and_not_that_of_its_directory(tmp_path: Path) -> None:
+    base = "/home/ann/.cache/gumshoe/base-models/small-1b-b179c9523d0e6a0f-v1"
+    front, body = write(tmp_path, base, base_model={"name": "small-1b", "fingerprint": "4e2c", "revision": None})
+    assert "base_model" not in front
+    assert "BASE the one of small-1b." in body
+    assert "b179" not in body
+
+
+@pytest.mark.parametrize(("environment", "option"), [("email", " --inbox ADDRESS"), ("documents", "")])
+def test_the_card_asks_for_an_inbox_if_the_questions_are_about_one(
+    environment: str, option: str, tmp_path: Path
+) -> None:
+    _, body = write(tmp_path, environment={"name": environment, "arguments": {}})
+    assert f"--index INDEX{option}`" in body
+
+
 @pytest.mark.parametrize(
     ("base", "record", "is_on_hub"),
     [

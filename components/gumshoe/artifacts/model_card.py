@@ -19,8 +19,8 @@ def write_model_card(directory: Path, metadata: dict[str, Any] | None = None) ->
     """Write `README.md` into the directory of an adapter, from the files beside it.
 
     These are `adapter_config.json` of peft, and those of the following that exist: `metadata.json` (the run),
-    `base_model.json`, `scenarios.json` (the questions it has seen) and `gate.json` (the comparison with its base model
-    or another adapter). `metadata` is the content of `metadata.json`, if that file is written later.
+    `base_model.json`, `environment.json`, `scenarios.json` (the questions it has seen) and `gate.json` (the comparison
+    with its base model or another adapter). `metadata` is the content of `metadata.json`, if it is written later.
     The front matter is that of the Hugging Face Hub (https://huggingface.co/docs/hub/model-cards).
     """
     text = "\n".join(_render_card(_CardFacts(directory, metadata)))
@@ -58,9 +58,11 @@ class _CardFacts:
         self.gate = _read(directory / "gate.json")
         settings = self.run.get("settings", {})
         base = str(settings.get("model", {}).get("name") or self.config.get("base_model_name_or_path") or "unknown")
-        self.is_on_hub = is_hub_model(base, _read(directory / BASE_RECORD))
-        # The card does not tell the directory on this machine.
-        self.base = base.partition(":")[0] if self.is_on_hub else Path(base).name
+        record = _read(directory / BASE_RECORD)
+        self.is_on_hub = is_hub_model(base, record)
+        # The card does not tell the directory on this machine, nor that of a converted model in its cache.
+        self.base = base.partition(":")[0] if self.is_on_hub else Path(record.get("name") or base).name
+        self.has_inboxes = _read(directory / "environment.json").get("name") == "email"
         self.algorithm = settings.get("optimizer", {}).get("algorithm", {}).get("name")
         self.mode = settings.get("mode")
         agent = settings.get("agent") or {}
@@ -168,8 +170,9 @@ def _render_loading(facts: _CardFacts) -> Iterator[str]:
     yield from ["", f'model = AutoModelForCausalLM.from_pretrained("{base}", dtype="auto")']
     yield 'model = PeftModel.from_pretrained(model, "DIR")'
     yield 'tokenizer = AutoTokenizer.from_pretrained("DIR")'
-    runner = f" --agent {facts.agent}" if facts.agent else ""
-    yield from ["```", "", f"As an agent: `gumshoe ask QUESTION --adapter DIR --index INDEX{runner}`."]
+    options = " --inbox ADDRESS" if facts.has_inboxes else ""
+    options += f" --agent {facts.agent}" if facts.agent else ""
+    yield from ["```", "", f"As an agent: `gumshoe ask QUESTION --adapter DIR --index INDEX{options}`."]
     if facts.agent == "AGENT":
         yield "AGENT is the program that ran the episodes of its training."
 
