@@ -11,9 +11,11 @@ import pytest
 
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import PolicyName
+from gumshoe.inference.vllm_server import VLLMServer
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.serving.adapter_binding import AdapterBoundError, bind_policies, check_fallback
+from gumshoe.serving.served_policies import open_policies
 from gumshoe.serving.settings import ServedModelSettings
 from tests.conftest import CommandResult
 from tests.errors import raises
@@ -227,7 +229,7 @@ def test_streams_and_mcp_tools_keep_to_the_binding(place: ServerFiles, model: Fa
 def test_a_local_policy_opens_its_base_model_beside_the_adapter(
     place: ServerFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gumshoe.serving.served_policies import choose_policy, open_policies
+    from gumshoe.serving.served_policies import choose_policy
     from gumshoe.training.adapters.adapter_files import create_adapter
     from tests.training.recorded_episodes import settings_of
 
@@ -244,6 +246,45 @@ def test_a_local_policy_opens_its_base_model_beside_the_adapter(
             return [each.name.version for each in chosen]
 
     assert asyncio.run(versions()) == [f"tiny#{tmp_path / 'adapter'}", "tiny"]
+
+
+@pytest.fixture
+def own_vllm(model: FakeVLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let local policies start the fake server as their own."""
+
+    class StartedServer(VLLMServer):
+        def __enter__(self) -> "StartedServer":
+            model.models, self.url = (self._options.name,), model.address
+            return self
+
+        def is_running(self) -> bool:
+            return True
+
+    monkeypatch.setenv("GUMSHOE_ENGINE", "vllm")
+    monkeypatch.setattr("gumshoe.inference.policy_names.VLLMServer", StartedServer)
+
+
+def test_the_base_model_of_a_local_policy_has_the_name_that_its_own_server_gives_it(
+    place: ServerFiles, own_vllm: None, adapter: Path
+) -> None:
+    (adapter / "adapter_model.safetensors").touch()
+    settings = {"policy": f"local:{place.tokenizer}#{adapter}", "bound": "base", "max_context": 50_000}
+    with serve_in_thread(make_settings(place, model=settings)) as client:
+        answers = [client.ask(inbox_address=each).json()["policy"] for each in (ANN, BOB)]
+    assert answers == [f"{place.tokenizer}#{adapter}", str(place.tokenizer)]
+
+
+def test_a_trained_base_model_on_its_own_server_has_nothing_to_bind(
+    place: ServerFiles, own_vllm: None, adapter: Path
+) -> None:
+    (adapter / "adapter_config.json").unlink()
+
+    async def open_it() -> None:
+        async with open_policies(make_settings(place, model={"policy": f"local:{adapter}", "bound": "base"})):
+            raise AssertionError("it must not open")
+
+    with raises("serving.no-adapter-to-bind", str(adapter)):
+        asyncio.run(open_it())
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,8 @@ class ServedPolicy:
     directories: tuple[Path, ...] = ()
     bound_to: tuple[Lineage, ...] = ()
     """Records of its training data, if it only answers questions about that; empty if it answers all."""
+    without_adapter: PolicyName | None = None
+    """Its base model on the same server or in the same process; None if it has no adapter."""
 
     @property
     def source(self) -> PolicySource:
@@ -206,7 +208,11 @@ async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> Serv
     if name.kind == "local":
         limits = model.find_limits(name.directories)
         started = await stack.enter_async_context(start_local_policy(name, limits.max_context))
-        return ServedPolicy(started, 1, tokenizer=name.base, directories=name.directories)
+        main = ServedPolicy(started, 1, tokenizer=name.base, directories=name.directories)
+        if name.adapter is not None:
+            served = name.model if started.kind == "vllm" else started.model
+            main.without_adapter = PolicyName(started.kind, served, started.urls)
+        return main
     if name.kind == "vllm":
         if model.tokenizer is None:
             raise UsageError(
@@ -216,7 +222,12 @@ async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> Serv
             lambda: ChatFormat(load_tokenizer(str(model.tokenizer)), resolve_chat_settings(model.chat, model.tokenizer))
         )  # fail now, not with the first question
     served = [Path(model.tokenizer)] if model.tokenizer and name.takes_tokenizer else []
-    return ServedPolicy(name, 1, tokenizer=model.tokenizer, directories=(*name.directories, *served))
+    main = ServedPolicy(name, 1, tokenizer=model.tokenizer, directories=(*name.directories, *served))
+    if name.kind == "vllm" and name.model != BASE:
+        main.without_adapter = PolicyName("vllm", BASE, name.urls)
+    elif name.adapter is not None:
+        main.without_adapter = PolicyName(name.kind, name.model)
+    return main
 
 
 async def _resolve_fallback(main: ServedPolicy, model: ServedModelSettings) -> ServedPolicy | None:
@@ -227,14 +238,12 @@ async def _resolve_fallback(main: ServedPolicy, model: ServedModelSettings) -> S
     """
     if model.bound != "base":
         return None
-    name = main.name
-    has_adapter = name.adapter is not None or (name.kind == "vllm" and name.model != BASE)
-    if not has_adapter:
+    base = main.without_adapter
+    if base is None:
         raise UsageError(
             "serving.no-adapter-to-bind",
-            f"model.bound is base, but {name.version} has no adapter; set model.bound to refuse or off",
+            f"model.bound is base, but {main.name.version} has no adapter; set model.bound to refuse or off",
         )
-    base = PolicyName("vllm", BASE, name.urls) if name.kind == "vllm" else PolicyName(name.kind, name.model)
     own = [each for each in main.directories if not (each / "adapter_config.json").exists()]
     await asyncio.to_thread(check_fallback, own)
     return ServedPolicy(base, 0, tokenizer=main.tokenizer, directories=main.directories)
