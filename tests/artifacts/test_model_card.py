@@ -64,6 +64,13 @@ def test_the_card_of_a_published_adapter_has_results_data_and_how_to_load_it(tmp
     assert "boilerplate" not in body
 
 
+@pytest.mark.parametrize(("rank", "largest"), [(1, 1), (4, 8), (16, 16), (48, 64), (257, 320)])
+def test_the_card_starts_vllm_with_a_rank_that_it_accepts(rank: int, largest: int, tmp_path: Path) -> None:
+    _, body = write(tmp_path, adapter_config={"base_model_name_or_path": "Qwen/Qwen3-4B", "r": rank})
+    assert f"--max-lora-rank {largest} " in body
+    assert f"rank {rank}" in body
+
+
 @pytest.mark.parametrize("base", ["/home/ann/models/mine", "./models/mine", "gguf:models/mine"])
 def test_a_new_adapter_has_no_results_and_does_not_tell_where_its_base_model_was(base: str, tmp_path: Path) -> None:
     front, body = write(tmp_path, base)

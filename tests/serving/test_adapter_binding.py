@@ -249,7 +249,7 @@ def test_a_local_policy_opens_its_base_model_beside_the_adapter(
 
 
 @pytest.fixture
-def own_vllm(model: FakeVLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_vllm(model: FakeVLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let local policies start the fake server as their own."""
 
     class StartedServer(VLLMServer):
@@ -264,8 +264,9 @@ def own_vllm(model: FakeVLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gumshoe.inference.policy_names.VLLMServer", StartedServer)
 
 
+@pytest.mark.usefixtures("_own_vllm")
 def test_the_base_model_of_a_local_policy_has_the_name_that_its_own_server_gives_it(
-    place: ServerFiles, own_vllm: None, adapter: Path
+    place: ServerFiles, adapter: Path
 ) -> None:
     (adapter / "adapter_model.safetensors").touch()
     settings = {"policy": f"local:{place.tokenizer}#{adapter}", "bound": "base", "max_context": 50_000}
@@ -274,9 +275,8 @@ def test_the_base_model_of_a_local_policy_has_the_name_that_its_own_server_gives
     assert answers == [f"{place.tokenizer}#{adapter}", str(place.tokenizer)]
 
 
-def test_a_trained_base_model_on_its_own_server_has_nothing_to_bind(
-    place: ServerFiles, own_vllm: None, adapter: Path
-) -> None:
+@pytest.mark.usefixtures("_own_vllm")
+def test_a_trained_base_model_on_its_own_server_has_nothing_to_bind(place: ServerFiles, adapter: Path) -> None:
     (adapter / "adapter_config.json").unlink()
 
     async def open_it() -> None:

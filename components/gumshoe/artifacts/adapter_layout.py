@@ -1,4 +1,4 @@
-"""Locations that a trainer and the adapter loaders beside the rollout servers agree on.
+"""Names, locations and ranks that trainers, vLLM servers and adapter loaders agree on.
 
 The version of an adapter in the store is the name under which vLLM serves it. Each name is used once.
 """
@@ -13,3 +13,13 @@ STATUS = "/status"
 """Path of the loader's status: JSON with at least `serving` and `wanted` (names or null), `error` (text or null) and
 `refusals` (how many times in a row vLLM has rejected the wanted adapter).
 """
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM accepts as its maximum LoRA rank."""
+
+
+def round_up_lora_rank(rank: int) -> int:
+    """Return the smallest rank that vLLM accepts as its maximum and that is not less than `rank`.
+
+    A rank above the largest is returned as it is; vLLM rejects it.
+    """
+    return next((each for each in LORA_RANKS if each >= rank), rank)

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from gumshoe.artifacts.adapter_layout import round_up_lora_rank
 from gumshoe.artifacts.storage import write_atomically
 
 CARD = "README.md"
@@ -162,8 +163,9 @@ def _render_data(facts: _CardFacts) -> Iterator[str]:
 def _render_loading(facts: _CardFacts) -> Iterator[str]:
     base = facts.base if facts.is_on_hub else "BASE"
     named = "" if facts.is_on_hub else f", BASE the one of {facts.base}"
+    rank = round_up_lora_rank(facts.config.get("r", 1))
     yield from ["", "## Load it", "", f"DIR is this directory{named}. With vLLM:", "", "```sh"]
-    yield f"vllm serve {base} --enable-lora --max-lora-rank {facts.config.get('r')} --lora-modules agent=DIR"
+    yield f"vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules agent=DIR"
     yield from ["```", "", "With transformers and peft:", "", "```python"]
     yield "from peft import PeftModel"
     yield "from transformers import AutoModelForCausalLM, AutoTokenizer"

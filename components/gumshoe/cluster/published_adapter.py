@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from gumshoe.artifacts.adapter_layout import LORA_RANKS, round_up_lora_rank
 from gumshoe.artifacts.manifest import Manifest
 from gumshoe.artifacts.model_card import BASE_RECORD, is_hub_model
 from gumshoe.artifacts.storage import NotFoundError, open_uri
@@ -16,7 +17,6 @@ _CONFIG = "adapter_config.json"  # PEFT's
 _METADATA = "metadata.json"  # with the settings of its training
 _TRAINED_WITH = {"environment": "environment.json", "chat settings": "chat_settings.json"}
 """Files of an adapter with what it was trained with, which the agent server takes from them."""
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +161,12 @@ def merge_adapter_values(adapter: PublishedAdapter, before: Values, given: Value
             f"{adapter.version} is in {adapter.store}, but the agent server reads from {agent['store']}; publish it "
             "there, or set agent.store if the index is in the adapter's store too",
         )
-    rank = next((each for each in _RANKS if each >= adapter.rank), None)
-    if rank is None:
+    rank = round_up_lora_rank(adapter.rank)
+    if rank > LORA_RANKS[-1]:
         raise UsageError(
             "deploy.rank-too-high",
-            f"{adapter.version} has LoRA rank {adapter.rank}, but vLLM supports at most {_RANKS[-1]}; train it with a "
-            "lower rank",
+            f"{adapter.version} has LoRA rank {adapter.rank}, but vLLM supports at most {LORA_RANKS[-1]}; train it "
+            "with a lower rank",
         )
     if rank > own.get("maxRank", known["adapter"]["maxRank"]):
         own["maxRank"] = rank

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from gumshoe.artifacts.adapter_layout import round_up_lora_rank
 from gumshoe.artifacts.base_models import resolve_base_model
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.manifest import file_digest
@@ -26,7 +27,6 @@ from gumshoe.inference.vllm_server import (
     VLLMServer,
     describe_served,
     is_vllm_installed,
-    round_up_lora_rank,
 )
 from gumshoe.json_text import load_json
 

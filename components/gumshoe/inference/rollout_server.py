@@ -11,12 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gumshoe.artifacts.adapter_layout import round_up_lora_rank
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.http_options import key_headers
 from gumshoe.inference.policy_names import TINY
 from gumshoe.inference.vllm_access import KEY_VARIABLE
-from gumshoe.inference.vllm_server import LaunchCommand, ServerOptions, build_launch_command, round_up_lora_rank
+from gumshoe.inference.vllm_server import LaunchCommand, ServerOptions, build_launch_command
 
 _LOOPBACK = "127.0.0.1"
 _SHUTDOWN_SECONDS = 15  # of the 30 until the pod is killed; the preStop hook takes 5

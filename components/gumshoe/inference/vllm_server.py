@@ -28,7 +28,6 @@ BASE = "base"
 """Default served name of the base model."""
 
 _LAST_LINES = 15  # lines of the log shown in errors
-_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts as --max-lora-rank
 _CHECK_TIMEOUT = 10.0  # seconds; timeout of a request for the served models
 _POLL_INTERVAL, _HEALTH_TIMEOUT = 0.25, 5.0  # seconds between health checks of a starting server; timeout of one check
 _PORTS = range(20_000, 29_000)
@@ -433,11 +432,6 @@ def _post(url: str, path: str, body: dict[str, str], deadline: float, code: str)
     raise_if_denied(response.status_code, url)
     if response.status_code != httpx.codes.OK:
         raise AdapterError(code, f"vLLM at {url} rejected {body}: status {response.status_code}: {response.text[:500]}")
-
-
-def round_up_lora_rank(rank: int) -> int:
-    """Return the smallest rank that vLLM accepts as its maximum and that is not less than `rank`."""
-    return next((each for each in _LORA_RANKS if each >= rank), rank)
 
 
 def is_vllm_installed() -> bool:

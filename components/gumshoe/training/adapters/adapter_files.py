@@ -14,11 +14,11 @@ from peft.tuners.lora import LoraLayer
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
+from gumshoe.artifacts.adapter_layout import LORA_RANKS, round_up_lora_rank
 from gumshoe.artifacts.model_card import write_model_card
 from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import load_tokenizer
-from gumshoe.inference.vllm_server import round_up_lora_rank
 from gumshoe.json_text import load_json
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.scenarios.lineage import Lineage
@@ -47,7 +47,6 @@ from gumshoe.training.settings import TrainSettings
 
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
-_MAX_SERVED_RANK = 512  # of vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +231,8 @@ class Adapter:
         """Return why vLLM cannot serve the adapter, or would serve it differently from how it was trained."""
         reasons = self.find_unsupported_parts()
         largest = max((self._rank(name) for name in self.modules), default=int(self.config["r"]))
-        if largest > _MAX_SERVED_RANK:
-            reasons.append(f"its rank {largest} is greater than {_MAX_SERVED_RANK}")
+        if largest > LORA_RANKS[-1]:
+            reasons.append(f"its rank {largest} is greater than {LORA_RANKS[-1]}")
         if self.config.get("rank_pattern") or self.config.get("alpha_pattern"):
             reasons.append(
                 "it has ranks or alphas per module (rank_pattern, alpha_pattern), and vLLM supports one of each"
@@ -363,9 +362,7 @@ def inspect_adapter(directory: Path, base: str | None = None) -> AdapterReport:
         norms=_norms(adapter, weights),
         layout=adapter.find_layout_faults(),
         unservable=adapter.find_serving_obstacles(),
-        served_with=round_up_lora_rank(max(ranks, default=1))
-        if max(ranks, default=1) <= _MAX_SERVED_RANK
-        else max(ranks),
+        served_with=round_up_lora_rank(max(ranks, default=1)),
         misfits=misfits,
         compared_by=compared_by,
     )

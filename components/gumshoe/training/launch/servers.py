@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from gumshoe.inference.vllm_server import ServerError, ServerOptions, VLLMServer, find_free_ports, round_up_lora_rank
+from gumshoe.artifacts.adapter_layout import round_up_lora_rank
+from gumshoe.inference.vllm_server import ServerError, ServerOptions, VLLMServer, find_free_ports
 from gumshoe.terminal import err
 from gumshoe.training.planning.gpu_allocation import GpuAllocation
 from gumshoe.training.run_spec import ADAPTERS, METRICS, SERVED, SERVER_LOG, base_model

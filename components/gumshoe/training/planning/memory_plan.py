@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from gumshoe.artifacts.adapter_layout import round_up_lora_rank
 from gumshoe.errors import UsageError
-from gumshoe.inference.vllm_server import round_up_lora_rank
 from gumshoe.terminal import err, printable
 from gumshoe.training.models.model_shape import ModelShape, read_shape
 from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_memory, read_gpu_memory
