@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gumshoe.artifacts.adapter_layout import LOADER_PORT, SERVER_PORT
+from gumshoe.artifacts.adapter_layout import LOADER_PORT, SERVER_PORT, round_up_lora_rank
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.object_client import Timeouts
 from gumshoe.cluster.pod_environment import find_ca_file
@@ -31,7 +31,6 @@ from gumshoe.cluster.trainjob import (
 from gumshoe.cluster.trainjob_runner import run_trainjob
 from gumshoe.cluster.trainjob_spec import TrainJobSpec
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.inference.vllm_server import round_up_lora_rank
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.redaction import redact
 from gumshoe.training.models.model_shape import read_heads

@@ -396,7 +396,7 @@ def test_the_summary_of_a_step_shows_what_was_memorized(tmp_path: Path) -> None:
     assert "exposure of planted canaries 6.75" in (tmp_path / SUMMARY).read_text()
 
 
-def test_a_published_adapter_carries_what_it_memorized(tmp_path: Path) -> None:
+def test_a_published_adapter_carries_what_it_memorized_and_names_its_report(tmp_path: Path) -> None:
     from kfp import dsl
 
     from gumshoe.artifacts.component import publish_adapter
@@ -410,7 +410,7 @@ def test_a_published_adapter_carries_what_it_memorized(tmp_path: Path) -> None:
     published = dsl.Model(name="published", uri=str(tmp_path / "published"))
     publish_adapter.python_func(
         adapter=dsl.Model(name="adapter", uri=str(tmp_path / "adapter")),
-        decision=dsl.Artifact(name="decision", uri=str(tmp_path / DECISION)),
+        decision=dsl.Artifact(name="decision", uri=str(tmp_path / DECISION), metadata={"report": "runs/r1/reports/1"}),
         store=str(tmp_path / "store"),
         version="r1",
         image="trainer",
@@ -418,6 +418,7 @@ def test_a_published_adapter_carries_what_it_memorized(tmp_path: Path) -> None:
     )
     manifest = Store(str(tmp_path / "store")).manifest("adapters/r1")
     assert manifest.settings["memorised"] == {"exposure": 1.5, "extracted": 0.25}
+    assert manifest.settings["report"] == "runs/r1/reports/1"
     assert "| extracted | 25.0% |" in (tmp_path / "published" / "README.md").read_text()
 
 

@@ -180,6 +180,7 @@ def test_the_pipeline_from_mail_to_a_published_adapter(
     assert {"adapter_model.safetensors", "metadata.json", "gate.json"} <= {each.path for each in manifest.files}
     assert manifest.settings["base_model"] == "tiny"
     assert "adapter passes" in manifest.settings["gate"]
+    assert store.manifest(manifest.settings["report"]).settings["passed"]
 
     reports = [each for each in out.rglob("report.html") if "evaluate-policy-2" in str(each)]
     assert reports
@@ -257,4 +258,6 @@ def test_a_sweep_trains_and_measures_each_entry_apart(place: Path, tmp_path: Pat
     for name in rates:
         assert store.list(f"runs/r4/{name}/checkpoints")
     assert len(store.list("runs/r4/reports")) == len(rates)
+    best = store.manifest("adapters/latest").settings["report"]
+    assert store.manifest("runs/r4/reports/latest").reference == best
     assert states(done.err)["choose"] == "done"

@@ -16,7 +16,7 @@ def publish_adapter(
 
     Args:
         adapter: Directory of the adapter.
-        decision: Decision of the gate.
+        decision: Decision of the gate. Its metadata names the report in the store.
         store: URI of the project's artifacts.
         version: Version to publish as. Each version is used once.
         image: Container image that the adapter was made in.
@@ -35,6 +35,8 @@ def publish_adapter(
     write_model_card(place)
     decided = json.loads(Path(decision.path).read_text(encoding="utf-8"))
     settings = {**adapter.metadata, "gate": decided["why"], **find_base_revision(place)}
+    if report := decision.metadata.get("report"):
+        settings["report"] = report
     if memorized := decided.get("memorised"):
         settings["memorised"] = {name: memorized[name]["value"] for name in ("exposure", "extracted")}
     # A run that is repeated measures again, e.g. other seconds, so its verdict may differ a little.

@@ -159,6 +159,8 @@ def choose(
         place,
     ]  # publish the best one last: the latest report is that of the run
     for each in last:
-        publish_report(places[each], decisions[each], store, run)
+        report = publish_report(places[each], decisions[each], store, run)
         print(decisions[each].why)
-    return decisions[place].passed
+    found = decisions[place]
+    decision.metadata.update({"passed": found.passed, "why": found.why, "report": report})
+    return found.passed

@@ -210,8 +210,8 @@ async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> Serv
         started = await stack.enter_async_context(start_local_policy(name, limits.max_context))
         main = ServedPolicy(started, 1, tokenizer=name.base, directories=name.directories)
         if name.adapter is not None:
-            served = name.model if started.kind == "vllm" else started.model
-            main.without_adapter = PolicyName(started.kind, served, started.urls)
+            base = name.model if started.kind == "vllm" else started.model
+            main.without_adapter = PolicyName(started.kind, base, started.urls)
         return main
     if name.kind == "vllm":
         if model.tokenizer is None:
