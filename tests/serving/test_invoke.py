@@ -69,6 +69,7 @@ def test_a_question_is_answered_with_its_sources(wrapped: bool, server: AgentPro
         "policy": "adapter",
         "steps": [],
         "chosen": "",
+        "handles": {},
     }
 
 
@@ -496,8 +497,10 @@ def test_the_environment_that_a_model_was_trained_in_is_used(
     write_environment(open_env(place.index, small), trained)
     settings = model_settings(place, model.address, tokenizer=str(trained))
     with serve_in_thread(make_settings(place, model=settings)) as server:
-        answer = server.ask(steps=True).json()
+        answer, brief = server.ask(steps=True).json(), server.ask().json()
+    assert (brief["steps"], brief["handles"]) == ([], {})
     assert answer["steps"][0]["result"].endswith("\n  id: m1")
+    assert answer["handles"] == {"m1": "<7@example.com>"}
     assert answer["steps"][1]["arguments"] == {"message_id": "m1"}
     assert answer["source_ids"] == ["<7@example.com>"]
 

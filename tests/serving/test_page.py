@@ -343,16 +343,22 @@ def test_a_correction_can_be_left_and_does_not_stay_for_the_next_answer(
         expect(page.locator("#candidates code")).to_have_text(["<5@example.com>"])
 
 
-def test_a_correction_offers_what_searches_found_but_no_handles(page: "Page") -> None:
+def test_a_correction_offers_what_searches_found_by_its_ids(page: "Page") -> None:
     mail = "No message has all keywords: none\n2001 b: One\n  x\n  id: <1@x> (thread <2@x>, 2 messages)"
     steps = [
-        {"tool": "search_inbox", "result": f"{mail}\n2002 b: Two\n  id: <8@x>\n  id: m2"},
+        {"tool": "search_inbox", "result": f"{mail}\n2002 b: Two\n  id: <7@x>\n  id: m2"},
         {"tool": "search_documents", "result": "A title\n  text\n  chunk: 7\n  id: a page.html"},
         {"tool": "read_email", "result": "From: b\n\n  id: <9@x>"},
         {"tool": "search_inbox", "result": None},
     ]
-    found = page.evaluate("async (steps) => (await import('/text.js')).listFound(steps)", steps)
-    assert found == [{"id": "<1@x>", "title": "2001 b: One"}, {"id": "a page.html", "title": "A title"}]
+    found = page.evaluate(
+        "async ([steps, handles]) => (await import('/text.js')).listFound(steps, handles)", [steps, {"m2": "<8@x>"}]
+    )
+    assert found == [
+        {"id": "<1@x>", "title": "2001 b: One"},
+        {"id": "<8@x>", "title": "2002 b: Two"},
+        {"id": "a page.html", "title": "A title"},
+    ]
 
 
 def test_recent_questions_stay_in_the_tab_until_they_are_forgotten(browser: "Browser", server: AgentProcess) -> None:

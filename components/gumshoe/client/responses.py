@@ -153,6 +153,12 @@ class AgentAnswer(Response):
         description="Cost of all samples.",
         examples=[_COST],
     )
+    handles: dict[str, str] = Field(
+        default_factory=dict,
+        description="IDs of messages or documents by the handles that the steps show in their place, e.g. m1. Empty if "
+        "the steps show the IDs, or if the request did not ask for steps.",
+        examples=[{}],
+    )
 
 
 class CitedText(Response):

@@ -112,6 +112,8 @@ class Answer:
     """Why this answer was chosen among several samples; empty for a single sample."""
     cost: Cost | None = None
     """None if an older server does not report it."""
+    handles: dict[str, str] = field(default_factory=dict)
+    """Ids of sources by the handles that the steps show in their place, e.g. `m1`; empty if they show the ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class Answerer:
             turns=trajectory.turns,
             seconds=time.monotonic() - started,
             cost=Cost.from_episodes([trajectory]),
+            handles=record.handles,
         )
         return answer, trajectory
 

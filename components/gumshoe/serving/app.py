@@ -152,7 +152,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         scenario = parse_scenario(request, body)
         answer = await service.answer(scenario, body.session_id, lambda _: None, request.state.caller)
         log_answer(request, scenario, answer, settings)
-        shown = answer if body.steps else replace(answer, steps=())
+        shown = answer if body.steps else replace(answer, steps=(), handles={})
         return Response(_ANSWER.dump_json(shown), media_type="application/json")
 
     @app.post(

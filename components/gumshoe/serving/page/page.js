@@ -336,7 +336,7 @@ function openCorrection(isOpen) {
 // Offer the sources of the answer, and what its searches listed: the correct one is often among them.
 function showCandidates() {
   const named = latest.sources.map((each) => ({ id: each.message_id ?? each.document_id, title: sourceName(each) }));
-  const byId = new Map([...listFound(latest.steps), ...named].map((each) => [each.id, each]));
+  const byId = new Map([...listFound(latest.steps, latest.handles), ...named].map((each) => [each.id, each]));
   const ids = [...new Set([...named.map(({ id }) => id), ...byId.keys()])].slice(0, MOST_CANDIDATES);
   at("candidates").replaceChildren(...ids.map((id) => {
     const box = Object.assign(createElement("input"), { type: "checkbox", value: id });

@@ -6,7 +6,7 @@ const STOP_WORDS = new Set(
     "our she so that the their them they this to was we were what when where which who whom why will with you your").split(" "));
 const WORD = /[\p{L}\p{N}]+(?:[.,:/-]\p{N}+)*/gu;
 const SENTENCE_END = /[.!?]["')\]”’]*(?=\s+[^\s\p{Ll}\p{Sc}])|\n[^\S\n]*\n/gu; // "i.e. £5" ends no sentence
-const THREAD = / \(thread .*, [\d,]+ messages\)$/, HANDLE = /^[md]\d+$/;
+const THREAD = / \(thread .*, [\d,]+ messages\)$/;
 const LONGEST_PASSAGE = 320; // characters; of a longer sentence, only the best line is marked
 
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
@@ -73,11 +73,11 @@ function listHits(result) {
   return hits;
 }
 
-// Return [{ id, title }] of the messages or documents that searches listed, without handles such as m1.
-export function listFound(steps) {
+// Return [{ id, title }] of the messages or documents that searches listed. `handles` has the ids behind handles.
+export function listFound(steps, handles) {
   const isSearch = ({ tool, result }) => Object.hasOwn(TOOLS, tool) && TOOLS[tool].outcome && result;
   const found = steps.filter(isSearch).flatMap(({ result }) => listHits(skipExplanation(result)));
-  return found.filter(({ id }) => !HANDLE.test(id));
+  return found.map(({ id, title }) => ({ id: Object.hasOwn(handles, id) ? handles[id] : id, title }));
 }
 
 function describeMessage(result) {
