@@ -3,7 +3,8 @@
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import MISSING, fields
 from itertools import islice
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 from pydantic.fields import FieldInfo
@@ -114,10 +115,19 @@ def _describe_fields(model: type[BaseModel], place: tuple[str | int, ...]) -> st
 
 
 def _describe_field(name: str, field: FieldInfo) -> str:
-    kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
     has_default = not field.is_required() and field.default_factory is None
-    default = f", {_shorten(field.default)} by default" if has_default else ""
-    return f"{name} ({kind.replace('typing.', '')}{default})"
+    shown = "optional" if field.default is None else f"{_shorten(field.default)} by default"
+    return f"{name} ({_name_type(field.annotation)}{f', {shown}' if has_default else ''})"
+
+
+def _name_type(kind: Any) -> str:
+    """Return the name of a type as in Python code, without the metadata of `Annotated` and the `None` of a union."""
+    if get_origin(kind) is Annotated:
+        return _name_type(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return " | ".join(_name_type(each) for each in get_args(kind) if each is not NoneType)
+    is_plain = isinstance(kind, type) and not get_args(kind)
+    return kind.__name__ if is_plain else str(kind).replace("typing.", "")
 
 
 def _shorten(value: object) -> str:

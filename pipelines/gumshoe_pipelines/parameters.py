@@ -76,7 +76,8 @@ class RunParameters:
     limits: Annotated[
         dict[str, Any],
         "Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}; and `chat` and "
-        "`environment` as in training. Missing ones are those of training, if this machine can read `config`.",
+        "`environment` as in training. Missing ones are those of training, if this machine can read `config`; in "
+        "`evaluate-agent`, those that the adapter was trained with.",
     ] = field(default_factory=dict)
     choice: Annotated[
         dict[str, Any],

@@ -415,6 +415,8 @@ def test_a_canary_that_was_trained_differently_is_refused(
         "chat": {"chat_settings.json": {"thinking_budget": 64}},
         "same": {"environment.json": {**small, "arguments": {"hits": 4, "marks": False}}, "chat_settings.json": {}},
     }
+    records["r1"]["metadata.json"] = {"settings": {"rollouts": {"max_turns": 6, "max_tokens": 160}}}
+    records["same"]["metadata.json"] = {"settings": {"rollouts": {"max_turns": 8, "max_tokens": 160}}}
     for name, files in records.items():
         place = tmp_path / name
         place.mkdir()
@@ -430,7 +432,9 @@ def test_a_canary_that_was_trained_differently_is_refused(
         done = run("deploy", "mail", "--store", store.uri, "--adapter", name, "--canary", "10")
         assert (done.status, done.code) == (2, "deploy.canary-trained-differently"), done.err
         assert what in done.err
-    assert run("deploy", "mail", "--store", store.uri, "--adapter", "same", "--canary", "10").status == 0
+    done = run("deploy", "mail", "--store", store.uri, "--adapter", "same", "--canary", "10")
+    assert done.status == 0, done.err
+    assert "max_turns 6 and 8:" in done.err, "limits may differ, with a warning"
 
 
 def test_an_adapter_of_another_base_model_replaces_both(

@@ -10,10 +10,12 @@ import pytest
 
 from gumshoe.environments.recorded import write_environment
 from gumshoe.environments.registry import EnvironmentSettings, open_env
+from gumshoe.evaluation.evaluation_step import EvaluationLimits
 from gumshoe.evaluation.predictions import read_predictions
 from gumshoe.evaluation.results import EvaluationResult
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.chat_model import DEFAULT_THINKING_BUDGET
+from gumshoe.rollouts.policy_limits import PolicyLimits
 from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.sources import load_scenarios
@@ -22,6 +24,7 @@ from tests.evaluation.conftest import QUESTIONS, Place
 from tests.evaluation.test_commands import options
 from tests.inference.fake_chat import FakeChatModel
 from tests.inference.fake_vllm import FakeVLLM
+from tests.rollouts.test_policy_limits import TRAINED, write_trained
 
 Run = Callable[..., CommandResult]
 MODELS = {
@@ -150,6 +153,37 @@ def test_policies_of_one_evaluation_have_the_environment_of_the_adapter(run: Run
             ran = run(*options(place, tmp_path / "f", *policies, **given, **changes))
             assert (ran.status, ran.code) == (2, code)
             assert str(first) in ran.err
+
+
+def test_policies_of_one_evaluation_have_the_limits_of_the_adapter(run: Run, place: Place, tmp_path: Path) -> None:
+    first = write_trained(write_adapter(tmp_path / "first", place, ChatSettings()))
+    other = {**TRAINED, "rollouts": {"max_turns": 8, "max_tokens": 120}}
+    second = write_trained(write_adapter(tmp_path / "second", place, ChatSettings()), other)
+    given: dict[str, Any] = {"tokenizer": place.tokenizer, "limit": 1}
+    with FakeVLLM(models=("base", "adapter"), chat=FakeChatModel()) as server:
+        policies = f"plain=chat:base@{server.address}/v1", f"trained=vllm:{server.address}#adapter"
+        assert run(*options(place, tmp_path / "e", policies[0], limit=1)).status == 0
+        late = run(*options(place, tmp_path / "e", *policies, **given, adapter=f"trained={first}"))
+        assert (late.status, late.code) == (2, "evaluation.settings-changed")
+        assert "max_tokens and max_turns are those of a policy's training" in late.err
+        ran = run(*options(place, tmp_path / "f", *policies, **given, adapter=f"trained={first}"))
+        assert ran.status == 0, ran.err
+        recorded = json.loads((tmp_path / "f" / "evaluation.json").read_bytes())
+        assert [recorded[each] for each in ("max_turns", "max_tokens", "max_context")] == [6, 120, 50_000]
+        both = {**given, "adapter": [f"trained={first}", f"plain={second}"]}
+        refused = run(*options(place, tmp_path / "g", *policies, **both))
+        assert (refused.status, refused.code) == (2, "evaluation.different-limits")
+        assert "max_turns 8" in refused.err
+        assert run(*options(place, tmp_path / "g", *policies, **both, max_turns=7)).status == 0
+
+
+def test_a_step_of_a_pipeline_has_the_limits_of_the_adapter_then_of_its_base_model(tmp_path: Path) -> None:
+    base, adapter = write_trained(tmp_path / "base"), tmp_path / "adapter"
+    limits = EvaluationLimits.from_mapping({"max_tokens": 200})
+    assert limits.find_limits(str(base), adapter) == PolicyLimits(6, 200, 4096)
+    write_trained(adapter, {**TRAINED, "rollouts": {"max_turns": 3, "max_tokens": 120}})
+    assert limits.find_limits(str(base), adapter) == PolicyLimits(3, 200, 4096)
+    assert limits.find_limits("tiny") == PolicyLimits(10, 200, 8192)
 
 
 def test_chat_settings_are_recorded_and_cannot_change(run: Run, place: Place, tmp_path: Path) -> None:

@@ -524,7 +524,10 @@ def test_an_invalid_deployment_is_refused_before_anything_starts(
     [
         ({"max_turns": 0}, ["max_turns: ", "got 0"]),
         ({"max_turns": True, "max_tokens": 60.5}, ["max_turns: ", "got True", "max_tokens: ", "got 60.5"]),
-        ({"turns": 3}, ["turns: ", "max_turns (int, 10 by default), max_tokens"]),
+        (
+            {"turns": 3},
+            ["turns: ", "max_turns (int, optional), max_tokens", "environment (EnvironmentSettings, optional)"],
+        ),
     ],
 )
 def test_invalid_limits_are_refused_before_anything_starts(limits: dict[str, Any], values: list[str]) -> None:

@@ -31,6 +31,7 @@ from tests.inference.fake_vllm import (
 )
 from tests.mail.mailbox import make_index, record
 from tests.rollouts.conversations import QWEN2_5, make_tokenizer
+from tests.rollouts.test_policy_limits import write_trained
 from tests.scenarios.questions import about_documents, question, write_questions
 from tests.waiting import wait_until
 from tests.warm_processes import start_gumshoe
@@ -120,6 +121,18 @@ def test_progress_shows_episodes_speed_and_failures(place: Place, tmp_path: Path
 
 
 WHOLE = {f"q{number}": [0, 1, 2] for number in range(1, COUNT + 1)}
+
+
+def test_a_rollout_has_the_limits_of_the_training_unless_others_are_given(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
+) -> None:
+    trained = write_trained(write_tokenizer(tmp_path / "trained"))
+    for given, expected in ((None, (6, 120)), (300, (6, 300))):
+        out = tmp_path / f"{given}.jsonl"
+        ran = run(*options(place, out, adapter(server), tokenizer=trained, max_tokens=given, limit=1))
+        assert ran.status == 0, ran.err
+        (episode,) = read_trajectories(out)
+        assert (episode.settings["max_turns"], episode.settings["max_tokens"]) == expected
 
 
 def test_a_rollout_writes_complete_groups_and_a_report(

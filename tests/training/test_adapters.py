@@ -15,6 +15,7 @@ from gumshoe.environments.recorded import ENVIRONMENT, read_environment, write_e
 from gumshoe.environments.registry import EnvironmentSettings, open_env
 from gumshoe.inference.policy_names import TINY, PolicyName, is_tiny
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
+from gumshoe.rollouts.policy_limits import PolicyLimits, read_trained_limits
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.training.models.base_model import AdapterBase, check_same_base, find_tensors, identify_base_model
@@ -27,6 +28,7 @@ from tests.errors import raises
 from tests.mail.mailbox import make_index
 from tests.models import random_model
 from tests.rollouts.conversations import synthetic
+from tests.rollouts.test_policy_limits import write_trained
 
 if TYPE_CHECKING:
     import torch
@@ -318,7 +320,7 @@ def test_merging_into_full_weights(dtype: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_merged_tiny_policy_keeps_its_environment_and_chat_settings(tmp_path: Path) -> None:
+def test_a_merged_tiny_policy_keeps_its_environment_chat_settings_and_limits(tmp_path: Path) -> None:
     from gumshoe.training.adapters.merge import merge
 
     index = make_collection(tmp_path / "documents", [page(1)])
@@ -326,6 +328,7 @@ def test_a_merged_tiny_policy_keeps_its_environment_and_chat_settings(tmp_path: 
     once, twice = tmp_path / "once", tmp_path / "twice"
     first = make_adapter(tmp_path / "a")
     ChatSettings(thinking_budget=5).write(first)
+    write_trained(first)
     write_environment(open_env(index, EnvironmentSettings(name="documents", arguments={"hits": 3})), first)
     merge(first, "tiny", once)
     assert open_run_env(settings(once), index).arguments["hits"] == read_environment(once).arguments["hits"] == 3
@@ -333,6 +336,7 @@ def test_a_merged_tiny_policy_keeps_its_environment_and_chat_settings(tmp_path: 
     assert resolve_chat_settings(None, *PolicyName.parse(f"local:{once}").directories).thinking_budget == 5
     merge(make_adapter(tmp_path / "b", once, size=0.01), str(once), twice)
     for place in (once, twice):
+        assert read_trained_limits(place) == PolicyLimits(6, 120, 4096)
         assert is_tiny(place)
         assert PolicyName.parse(f"local:{place}").is_tiny
         assert open_run_env(settings(place), index).provenance == taught

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 
 from gumshoe.cluster.deployment_record import record_adapters
 from gumshoe.cluster.helm import Release
-from gumshoe.cluster.published_adapter import PublishedAdapter, find_training_differences, merge_adapter_values
+from gumshoe.cluster.published_adapter import (
+    PublishedAdapter,
+    find_limit_differences,
+    find_training_differences,
+    merge_adapter_values,
+)
 from gumshoe.cluster.readiness import DeploymentFailedError, DeploymentNotReadyError, wait_until_ready
 from gumshoe.cluster.releases import Releases, StoredRelease
 from gumshoe.cluster.serving_state import (
@@ -162,6 +167,13 @@ class Deployments:
                         f"the canary {adapter.version} and {was.adapter}, which is in service, were trained with "
                         f"different settings, but one agent server has them once: {', '.join(differing)}; deploy it "
                         "without --canary (in a pipeline, `deploy: full`)",
+                    )
+                if limits := find_limit_differences(served, adapter.uri):
+                    err.print(
+                        f"[bold yellow]warning:[/] {was.adapter} and its canary {adapter.version} were trained with "
+                        f"different limits, {', '.join(limits)}: both are served with the former, unless "
+                        "agent.settings.model sets others",
+                        soft_wrap=True,
                     )
                 values |= {"canary": {**own, "percent": percent}, "previous": {}}
             elif was.adapter != adapter.version:

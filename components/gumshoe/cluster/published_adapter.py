@@ -15,6 +15,7 @@ from gumshoe.errors import UsageError
 KIND = "adapters"
 _CONFIG = "adapter_config.json"  # PEFT's
 _METADATA = "metadata.json"  # with the settings of its training
+_LIMITS = ("max_turns", "max_tokens")
 _TRAINED_WITH = {"environment": "environment.json", "chat settings": "chat_settings.json"}
 """Files of an adapter with what it was trained with, which the agent server takes from them."""
 
@@ -112,6 +113,23 @@ def find_training_differences(served: str, canary: str) -> list[str]:
             names = sorted(one.keys() | other.keys())
             found += [f"{what}: {each}" for each in names if (one.get(each) or None) != (other.get(each) or None)]
     return found
+
+
+def find_limit_differences(served: str, canary: str) -> list[str]:
+    """Return limits in which the trainings of two adapters differ, e.g. `max_turns 6 and 8`.
+
+    Both are URIs of the adapters' files. Limits that are not recorded are left out.
+
+    Raises:
+        CorruptArtifactError: if a record is not valid JSON.
+        StorageError, UnavailableError: if a record cannot be read.
+    """
+    if not (served.startswith("s3://") and canary.startswith("s3://")):
+        return []
+    records = [_read_record(f"{uri.rstrip('/')}/{_METADATA}") or {} for uri in (served, canary)]
+    one, other = (get_section(get_section(each, "settings"), "rollouts") for each in records)
+    names = [name for name in _LIMITS if name in one and name in other and one[name] != other[name]]
+    return [f"{name} {one[name]} and {other[name]}" for name in names]
 
 
 def _read_record(uri: str) -> dict[str, Any] | None:

@@ -17,7 +17,16 @@ from gumshoe.evaluation.attacks.attack_options import (
     print_attacks,
 )
 from gumshoe.inference.policy import MAX_TEMPERATURE
-from gumshoe.rollouts.commands import AgentOption, ChatOption, EnvironmentOption, IndexOption, parse_environment
+from gumshoe.rollouts.commands import (
+    AgentOption,
+    ChatOption,
+    EnvironmentOption,
+    IndexOption,
+    MaxContextOption,
+    MaxTokensOption,
+    MaxTurnsOption,
+    parse_environment,
+)
 from gumshoe.terminal import (
     JsonFlag,
     create_table,
@@ -113,11 +122,9 @@ def run_evaluation(
         ),
     ] = None,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Top-p (nucleus) sampling.")] = 1.0,
-    max_turns: Annotated[int, typer.Option(min=1, help="Maximum number of turns per episode.")] = 10,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per turn.")] = 512,
-    max_context: Annotated[
-        int, typer.Option(min=64, help="Maximum number of tokens per episode; chat: models have that of their server.")
-    ] = 8192,
+    max_turns: MaxTurnsOption = None,
+    max_tokens: MaxTokensOption = None,
+    max_context: MaxContextOption = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = 64,
     judge: Annotated[
         list[str] | None,
@@ -174,11 +181,11 @@ def run_evaluation(
     from gumshoe.evaluation.evaluation_request import EvaluationRequest, NamedPolicy
     from gumshoe.evaluation.report import write_report
     from gumshoe.evaluation.results import REPORT
+    from gumshoe.evaluation.trained_settings import limit_episodes
     from gumshoe.inference.policy import Sampling
     from gumshoe.rewards.best_of_n import parse_choice_options
     from gumshoe.rollouts.agent_settings import AgentSettings
     from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-    from gumshoe.rollouts.episode import EpisodeLimits
     from gumshoe.rollouts.writer import RolloutOptions
 
     if not top_p:
@@ -201,8 +208,7 @@ def run_evaluation(
         tokenizer=tokenizer,
         samples=samples,
         seed=seed,
-        sampling=Sampling(temperature, top_p, max_tokens=max_tokens),
-        limits=EpisodeLimits(max_turns, max_context),
+        sampling=Sampling(temperature, top_p),
         concurrency=concurrency,
         environment=parse_environment(environment),
         chat=ChatSettings.parse(chat),
@@ -218,6 +224,7 @@ def run_evaluation(
         attacks=parse_attack_options(attacks, attack_count, attacker, attack_rounds),
         choice=choice,
     )
+    settings = limit_episodes(settings, max_turns=max_turns, max_tokens=max_tokens, max_context=max_context)
     found = asyncio.run(evaluate_policies(settings, directory, progress))
     write_report(found, settings, directory / REPORT)
     for each in found.result.policies:

@@ -30,7 +30,8 @@ def evaluate_policy(
         scenarios: Directory with `scenarios.jsonl`.
         base_model: `tiny`, the directory of a model, or its name on the hub.
         judge: Judge of the answers, e.g. `heuristic` (see `gumshoe evaluate --judge`).
-        limits: Limits of each episode: max_turns, max_tokens, max_context; and its chat settings: chat.
+        limits: Limits of each episode: max_turns, max_tokens, max_context, those of the adapter's training by default;
+            and its chat settings and environment: chat, environment.
         code: Hash of the code. If it changes, the step is not taken from the cache.
         evaluation: Directory that `gumshoe evaluate` writes.
         metrics: Metrics of the last policy.

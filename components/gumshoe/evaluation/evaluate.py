@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,14 @@ from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
 from gumshoe.rewards.judge_registry import describe_judge, model_of, open_judge
 from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
 from gumshoe.rollouts.episode_runners import check_policy
+from gumshoe.rollouts.policy_limits import PolicyLimits
 from gumshoe.rollouts.trajectory import AGENT_FAILURES, Trajectory
 from gumshoe.rollouts.writer import find_changed_settings, read_trajectories, run_to_file, select_scenarios
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.terminal import Advance, err, printable
 
+_TRAINED = ("chat", "environment", *(each.name for each in fields(PolicyLimits)))  # settings from a policy's training
 _ADDRESS = re.compile(r"https?://[^#]*")  # may change when a server is restarted
 
 ShowProgress = Callable[[str], AbstractContextManager[Advance]]
@@ -283,10 +285,17 @@ def _record_settings(
         if (name := f"adapter of {each.name}") in before.keys() ^ recorded.keys() and _has_episodes(directory, each):
             other.append(name)
     if other:
+        trained = [name for name in other if name in _TRAINED]
+        hint = (
+            f". {' and '.join(trained)} are those of a policy's training unless an option sets them, and the same for "
+            "all policies: evaluate them together in another directory"
+            if trained
+            else ""
+        )
         raise UsageError(
             "evaluation.settings-changed",
             f"{directory} holds an evaluation with different settings: {', '.join(other)}; use another directory, or "
-            "the same settings",
+            f"the same settings{hint}",
         )
     with explain_os_errors(directory):
         write_atomically(path, io.BytesIO(json.dumps(before | recorded, indent=2).encode() + b"\n"))

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, read_result
 from gumshoe.evaluation.trained_settings import find_chat_settings, open_trained_env
 from gumshoe.inference.policy import Sampling
+from gumshoe.inference.policy_names import PolicyName
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.rewards.best_of_n import ChoiceSettings
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-from gumshoe.rollouts.episode import EpisodeLimits
+from gumshoe.rollouts.policy_limits import PolicyLimits
 from gumshoe.rollouts.writer import RolloutOptions
 from gumshoe.scenarios.canary_record import CanaryRecord
 from gumshoe.terminal import progress
@@ -45,10 +47,11 @@ _SUMMARY_METRICS = (
 class EvaluationLimits(ParameterModel):
     """Limits, chat settings and environment of each episode of an evaluation."""
 
-    max_turns: int = Field(10, ge=1)
-    max_tokens: int = Field(512, ge=1)
+    max_turns: int | None = Field(None, ge=1)
+    """If unset, turns, tokens and context are those of the training of the adapter or the base model."""
+    max_tokens: int | None = Field(None, ge=1)
     """Maximum number of tokens per turn."""
-    max_context: int = Field(8192, ge=1)
+    max_context: int | None = Field(None, ge=1)
     """Maximum number of tokens per episode."""
     chat: ChatSettings | None = None
     """Chat settings, the same as in training; if unset, those that an adapter was trained with."""
@@ -63,6 +66,11 @@ class EvaluationLimits(ParameterModel):
             UsageError: if a name is unknown, or a value is not an integer >= 1.
         """
         return validate_model(cls, given, "evaluation.invalid-limits", "invalid limits")
+
+    def find_limits(self, base_model: str, *adapters: Path) -> PolicyLimits:
+        """Return the limits of episodes. The first one of the adapters and the base model with a record counts."""
+        given = self.model_dump(include={each.name for each in fields(PolicyLimits)})
+        return PolicyLimits.of([*adapters, *PolicyName.parse(f"local:{base_model}").directories], **given)
 
 
 def evaluate_policies(
@@ -80,7 +88,8 @@ def evaluate_policies(
 ) -> PolicyResult:
     """Evaluate the base model and its adapters, by name, on the test split. Return the result of the last one.
 
-    `limits` has the fields of `EvaluationLimits`. `choice` has those of `ChoiceSettings`, to choose among several
+    `limits` has the fields of `EvaluationLimits`. Turns, tokens and context that it leaves out are those of the last
+    adapter's training, or of the base model's. `choice` has those of `ChoiceSettings`, to choose among several
     samples; without it, one sample is taken greedily. The report is also written to `page`. Directories without an
     adapter are skipped. `canaries` is the path or the URI of a record of canaries, to measure what the policies
     memorized. `agent` runs the episodes; if empty, Gumshoe's own loop does. If `directory` already has an evaluation of
@@ -96,7 +105,8 @@ def evaluate_policies(
         for name, place in adapters.items()
         if (place / "adapter_config.json").exists()
     ]
-    choice_settings, episode_limits = ChoiceSettings.from_mapping(choice or {}), EvaluationLimits.from_mapping(limits)
+    choice_settings, given = ChoiceSettings.from_mapping(choice or {}), EvaluationLimits.from_mapping(limits)
+    episode_limits = given.find_limits(base_model, *reversed([*adapters.values()]))
     settings = EvaluationRequest(
         rollout=RolloutOptions(
             index=index,
@@ -107,9 +117,9 @@ def evaluate_policies(
             sampling=Sampling(
                 choice_settings.temperature if choice_settings else 0.0, max_tokens=episode_limits.max_tokens
             ),
-            limits=EpisodeLimits(episode_limits.max_turns, episode_limits.max_context),
-            chat=episode_limits.chat,
-            environment=episode_limits.environment,
+            limits=episode_limits.episode,
+            chat=given.chat,
+            environment=given.environment,
             agent=AgentSettings.parse_option(agent or None),
         ),
         policies=tuple(policies),

@@ -1,5 +1,6 @@
-"""Chat settings and environment of an evaluation: those that its policies were trained with, the same for all."""
+"""Limits, chat settings and environment of an evaluation: those of its policies' training, the same for all."""
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 from gumshoe.environments.recorded import has_environment, use_recorded
@@ -8,6 +9,7 @@ from gumshoe.errors import UsageError
 from gumshoe.evaluation.evaluation_request import EvaluationRequest
 from gumshoe.inference.policy_names import PolicyName
 from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS, ChatSettings, resolve_chat_settings
+from gumshoe.rollouts.policy_limits import PolicyLimits, read_trained_limits
 from gumshoe.rollouts.sessions import env_for_policy
 
 
@@ -57,6 +59,34 @@ def open_trained_env(settings: EvaluationRequest) -> EnvFactory:
         for policy in settings.policies:  # with the settings of the tiny policy if it is one of them
             env_factory = env_for_policy(env_factory, PolicyName.parse(policy.word), settings.rollout.tokenizer)
     return env_factory
+
+
+def limit_episodes(settings: EvaluationRequest, **given: int | None) -> EvaluationRequest:
+    """Return a copy whose episodes have the given limits, and for all others those that its policies were trained with.
+
+    `given` are fields of `PolicyLimits`; None is not given. Limits that are not recorded either have their defaults.
+
+    Raises:
+        UsageError: if two policies were trained with different limits, and those are not given.
+    """
+    firsts = [
+        next(((place, found) for place in places if (found := read_trained_limits(place))), None)
+        for places in _list_directories(settings)
+    ]
+    trained = dict(filter(None, firsts))
+    for name in (each.name for each in fields(PolicyLimits) if given.get(each.name) is None):
+        values = {getattr(limits, name): place for place, limits in trained.items()}
+        if len(values) > 1:
+            (one, first), (other, second) = list(values.items())[:2]
+            raise UsageError(
+                "evaluation.different-limits",
+                f"{first} was trained with {name} {one}, and {second} with {other}; set --{name.replace('_', '-')} for "
+                "both, or evaluate them one by one",
+            )
+    limits = PolicyLimits.of(trained, **given)
+    rollout = settings.rollout
+    sampling = replace(rollout.sampling, max_tokens=limits.max_tokens)
+    return replace(settings, rollout=replace(rollout, sampling=sampling, limits=limits.episode))
 
 
 def _list_directories(settings: EvaluationRequest) -> list[list[Path]]:

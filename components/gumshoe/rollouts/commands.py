@@ -54,6 +54,20 @@ ChatOption = Annotated[
         "those that the adapter was trained with.",
     ),
 ]
+_OF_TRAINING = "Default: that of the policy's training, or"
+MaxTurnsOption = Annotated[
+    int | None, typer.Option(min=1, help=f"Maximum number of turns per episode. {_OF_TRAINING} 10.")
+]
+MaxTokensOption = Annotated[
+    int | None, typer.Option(min=1, help=f"Maximum number of tokens per turn. {_OF_TRAINING} 512.")
+]
+MaxContextOption = Annotated[
+    int | None,
+    typer.Option(
+        min=64,
+        help=f"Maximum number of tokens per episode; chat: models have that of their server. {_OF_TRAINING} 8192.",
+    ),
+]
 
 _COLOURS = {"prompt": "dim", "injected": "cyan", "sampled": "green"}
 
@@ -99,11 +113,9 @@ def run(
         float, typer.Option(min=0, max=MAX_TEMPERATURE, help="Sampling temperature; 0 is greedy.")
     ] = 1.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Top-p (nucleus) sampling.")] = 1.0,
-    max_turns: Annotated[int, typer.Option(min=1, help="Maximum number of turns per episode.")] = 10,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per turn.")] = 512,
-    max_context: Annotated[
-        int, typer.Option(min=64, help="Maximum number of tokens per episode; chat: models have that of their server.")
-    ] = 8192,
+    max_turns: MaxTurnsOption = None,
+    max_tokens: MaxTokensOption = None,
+    max_context: MaxContextOption = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = 64,
     environment: EnvironmentOption = None,
     chat: ChatOption = None,
@@ -118,12 +130,18 @@ def run(
     from gumshoe.inference.policy_names import PolicyName
     from gumshoe.rollouts.agent_settings import AgentSettings
     from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
-    from gumshoe.rollouts.episode import EpisodeLimits
+    from gumshoe.rollouts.policy_limits import PolicyLimits
     from gumshoe.rollouts.writer import RolloutOptions
 
     if not top_p:
         raise UsageError("rollouts.top-p-zero", "--top-p must be > 0, got 0; use 1 to sample from all tokens")
-    given = ChatSettings.parse(chat)
+    given, directories = ChatSettings.parse(chat), PolicyName.parse(policy).directories
+    limits = PolicyLimits.of(
+        [*directories, *([Path(tokenizer)] if tokenizer else [])],
+        max_turns=max_turns,
+        max_tokens=max_tokens,
+        max_context=max_context,
+    )
     settings = RolloutOptions(
         index=index,
         scenarios=scenarios,
@@ -133,11 +151,11 @@ def run(
         tokenizer=tokenizer,
         samples=samples,
         seed=seed,
-        sampling=Sampling(temperature, top_p, max_tokens=max_tokens),
-        limits=EpisodeLimits(max_turns, max_context),
+        sampling=Sampling(temperature, top_p, max_tokens=limits.max_tokens),
+        limits=limits.episode,
         concurrency=concurrency,
         environment=parse_environment(environment),
-        chat=given and resolve_chat_settings(given, *PolicyName.parse(policy).directories, tokenizer),
+        chat=given and resolve_chat_settings(given, *directories, tokenizer),
         agent=AgentSettings.parse_option(agent),
     )
     report = _run_with_progress(settings, path)

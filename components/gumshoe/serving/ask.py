@@ -24,11 +24,11 @@ from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.answer import Answer, Answerer
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.episode_runners import open_policy
+from gumshoe.rollouts.policy_limits import METADATA, PolicyLimits
 from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.serving.trained_limits import METADATA, ServedLimits
 
 _TIMEOUT = 300.0  # seconds for an agent server's answer
 _ANSWER = TypeAdapter(Answer)
@@ -118,10 +118,10 @@ async def answer_locally(
         day = env_factory.default_query_date(question.day)
         scenario = Scenario.from_question(question.text, question.inbox, day, question.collections)
         # Before a model is fetched or started, so that the turns of its training are not known yet.
-        env_factory.check([scenario], model.max_turns or ServedLimits().max_turns)
+        env_factory.check([scenario], model.max_turns or PolicyLimits().max_turns)
         policy = model.resolve(stack)
         chat = resolve_chat_settings(model.chat, *policy.directories)
-        limits = ServedLimits.of(policy.directories, max_turns=model.max_turns, max_tokens=model.max_tokens)
+        limits = PolicyLimits.of(policy.directories, max_turns=model.max_turns, max_tokens=model.max_tokens)
         sampling = Sampling(choice.temperature if choice else temperature, max_tokens=limits.max_tokens)
         env_factory = env_for_policy(env_factory, policy)
         await asyncio.to_thread(env_factory.get_ready)

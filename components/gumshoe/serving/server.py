@@ -14,6 +14,7 @@ from gumshoe.artifacts.store import Store, fetch_directory
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UsageError
 from gumshoe.metrics_port import serve_registry
+from gumshoe.rollouts.policy_limits import PolicyLimits
 from gumshoe.serving.access import Access
 from gumshoe.serving.access_control import open_access
 from gumshoe.serving.app import create_app
@@ -28,13 +29,12 @@ from gumshoe.serving.middleware import Middleware, add_request_ids
 from gumshoe.serving.service import AnswerService, open_service
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, create_tracer
-from gumshoe.serving.trained_limits import ServedLimits
 from gumshoe.signals import stays_ignored
 
 _log = logging.getLogger(__name__)
 
 
-def serve(settings: ServeSettings, announce: Callable[[str, ServedLimits], object]) -> None:
+def serve(settings: ServeSettings, announce: Callable[[str, PolicyLimits], object]) -> None:
     """Serve until the process is asked to stop and running requests have ended.
 
     `announce` is called with the URL, and with the limits of episodes.
@@ -47,7 +47,7 @@ def serve(settings: ServeSettings, announce: Callable[[str, ServedLimits], objec
         runner.run(_serve(settings, announce))
 
 
-async def _serve(settings: ServeSettings, announce: Callable[[str, ServedLimits], object]) -> None:
+async def _serve(settings: ServeSettings, announce: Callable[[str, PolicyLimits], object]) -> None:
     with ExitStack() as stack:
         listening = stack.enter_context(_open_socket(settings.host, settings.port))
         index = stack.enter_context(fetch_directory(settings.index, settings.store, verify=True))
@@ -63,7 +63,7 @@ async def _serve(settings: ServeSettings, announce: Callable[[str, ServedLimits]
 @asynccontextmanager
 async def open_server(
     settings: ServeSettings, env_factory: EnvFactory
-) -> AsyncIterator[tuple[ServerConfig, ServedLimits]]:
+) -> AsyncIterator[tuple[ServerConfig, PolicyLimits]]:
     """Open what the server needs while the block runs. Yield the configuration of its HTTP server, and its limits.
 
     Raises:

@@ -28,9 +28,9 @@ from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.best_of_n import MAX_SAMPLES, ChoiceMethod, ChoiceSettings
 from gumshoe.rollouts.agent_settings import NamedAgent
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+from gumshoe.rollouts.policy_limits import PolicyLimits
 from gumshoe.scenarios.scenario import Consent
 from gumshoe.serving.access_settings import AccessSettings, check_open_to_network, is_loopback
-from gumshoe.serving.trained_limits import ServedLimits
 from gumshoe.trusted_files import check_trusted
 from gumshoe.yaml_text import load_yaml
 
@@ -94,17 +94,17 @@ class ServedModelSettings(BaseModel):
     )
 
     @property
-    def limits(self) -> ServedLimits:
+    def limits(self) -> PolicyLimits:
         """Limits of episodes: those that are set, and the defaults."""
         return self.find_limits(())
 
-    def find_limits(self, directories: Iterable[Path]) -> ServedLimits:
+    def find_limits(self, directories: Iterable[Path]) -> PolicyLimits:
         """Return the limits of a policy's episodes: those that are set, and for all others those of its training.
 
         `directories` are those of its adapter and model.
         """
         given = {"max_turns": self.max_turns, "max_tokens": self.max_tokens, "max_context": self.max_context}
-        return ServedLimits.of(directories, **given)
+        return PolicyLimits.of(directories, **given)
 
     @property
     def choice(self) -> ChoiceSettings | None:

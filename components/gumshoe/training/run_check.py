@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,7 +92,7 @@ def check_comparable(
         "max_tokens": trained.rollouts.max_tokens,
         "max_context": trained.model.max_context,
     }
-    used = EvaluationLimits.from_mapping(limits).model_dump(include=set(sizes))
+    used = asdict(EvaluationLimits.from_mapping(limits).find_limits(base_model))
     if other := {name: size for name, size in sizes.items() if name not in limits and size != used[name]}:
         raise UsageError(
             "training.other-limits-in-evaluations",

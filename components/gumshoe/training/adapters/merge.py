@@ -28,6 +28,7 @@ from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.policy_names import MERGE_RECORD, load_tokenizer
 from gumshoe.installation import install_command
 from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS
+from gumshoe.rollouts.policy_limits import read_trained_limits
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.terminal import progress
 from gumshoe.training.adapters.adapter_files import Adapter, check_compatible
@@ -565,9 +566,11 @@ def _compare(
 def _describe_merge(base: _BaseFiles, name: str, adapter: Adapter, report: MergeReport) -> dict[str, Any]:
     """Return the facts that are stored beside a merged model."""
     facts = {each: value for each, value in asdict(report).items() if each != "directory"}
+    limits = read_trained_limits(adapter.directory) or read_trained_limits(base.directory)
     return {
         **describe_origin(name, base.directory),
         "learned_on": adapter.base.quantization if adapter.base else None,
+        "limits": limits and asdict(limits),
         **facts,
     }
 

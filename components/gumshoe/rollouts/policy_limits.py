@@ -1,4 +1,4 @@
-"""Take the limits of episodes from the training of an adapter, so that it is served as it was trained and measured."""
+"""Take the limits of episodes from the training of a policy, so that it is measured and served as it was trained."""
 
 import json
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gumshoe.inference.policy_names import MERGE_RECORD
 from gumshoe.rollouts.episode import EpisodeLimits
 
 METADATA = "metadata.json"
@@ -15,8 +16,8 @@ _WARM_START = "warm_start.json"  # the same of an adapter or a model after a war
 
 
 @dataclass(frozen=True, slots=True)
-class ServedLimits:
-    """Limits of the episodes of a policy in service. The defaults are for policies whose training is not known."""
+class PolicyLimits:
+    """Limits of the episodes of a policy. The defaults are for policies whose training is not known."""
 
     max_turns: int = 10
     max_tokens: int = 512
@@ -32,12 +33,12 @@ class ServedLimits:
         max_turns: int | None = None,
         max_tokens: int | None = None,
         max_context: int | None = None,
-    ) -> "ServedLimits":
+    ) -> "PolicyLimits":
         """Return the given limits, and for all others those that a policy was trained with, or the defaults.
 
-        `directories` are those of the policy's adapter and model. The first one with a record counts.
+        `directories` are those of the policy's adapter, model and tokenizer. The first one with a record counts.
         """
-        known = next(filter(None, map(_read_trained, directories)), cls())
+        known = next(filter(None, map(read_trained_limits, directories)), cls())
         return cls(max_turns or known.max_turns, max_tokens or known.max_tokens, max_context or known.max_context)
 
     @property
@@ -49,12 +50,16 @@ class ServedLimits:
         return f"{self.max_turns} turns of {self.max_tokens:,} tokens, {self.max_context:,} tokens in all"
 
 
-def _read_trained(directory: Path) -> ServedLimits | None:
-    """Return the limits in the record of a training; None without one."""
+def read_trained_limits(directory: Path) -> PolicyLimits | None:
+    """Return the limits of the training of an adapter or a model, or of a merged adapter; None without a record."""
+    damaged = (OSError, ValueError, LookupError, TypeError, AttributeError)  # e.g. a file of another program
     for name in (METADATA, _WARM_START):
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # e.g. that of another program
+        with suppress(*damaged):
             found: Any = json.loads((directory / name).read_bytes())
             settings = found.get("spec", found)["settings"]
             rollouts, model = settings["rollouts"], settings["model"]
-            return ServedLimits(int(rollouts["max_turns"]), int(rollouts["max_tokens"]), int(model["max_context"]))
+            return PolicyLimits(int(rollouts["max_turns"]), int(rollouts["max_tokens"]), int(model["max_context"]))
+    with suppress(*damaged):
+        merged = json.loads((directory / MERGE_RECORD).read_bytes())["limits"]
+        return PolicyLimits(*(int(merged[name]) for name in ("max_turns", "max_tokens", "max_context")))
     return None
