@@ -96,9 +96,28 @@ def test_episodes_over_documents_are_run_and_rewarded(env: EnvFactory) -> None:
 
 
 def test_static_prompts_are_those_of_documents(env: EnvFactory) -> None:
-    (row, *_) = build_prompts(SCENARIOS, env, ChatFormat(make_tokenizer(QWEN2_5)), 7)
+    tokenizer = make_tokenizer(QWEN2_5)
+    (row, *_) = build_prompts(SCENARIOS, env, ChatFormat(tokenizer), tokenizer, 7)
     assert '"search_documents"' in row["prompt"]
     assert "at most 7 turns" in row["prompt"]
+
+
+@pytest.mark.parametrize(("added", "is_refused"), [("<|endoftext|> $A", False), ("$A <|endoftext|>", True)])
+def test_static_prompts_have_the_tokens_of_episodes_once(env: EnvFactory, added: str, is_refused: bool) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = make_tokenizer(f"{{{{- bos_token }}}}{QWEN2_5}")
+    tokenizer.bos_token = "<|endoftext|>"
+    special = [(tokenizer.bos_token, tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=added, special_tokens=special)
+    chat = ChatFormat(tokenizer)
+    if is_refused:
+        with raises("training.prompt-encoded-differently"):
+            build_prompts(SCENARIOS, env, chat, tokenizer, 7)
+        return
+    (row, *_) = build_prompts(SCENARIOS, env, chat, tokenizer, 7)
+    assert tokenizer(row["prompt"])["input_ids"] == [tokenizer.bos_token_id, *chat.encode(row["prompt"]).ids]
+    assert not row["prompt"].startswith(tokenizer.bos_token)
 
 
 @pytest.mark.parametrize(

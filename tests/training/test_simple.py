@@ -1,6 +1,7 @@
 """Rewards of first turns in mode `simple`."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,3 +36,13 @@ def test_a_first_turn_is_scored(text: str, value: float) -> None:
     chat = ChatFormat(make_tokenizer(QWEN2_5))
     ids = list(chat.encode_turn(text).ids)
     assert first_turn_reward(chat, [])(["p"], [ids], [QUESTION], [REFERENCE]) == [pytest.approx(value)]
+
+
+@pytest.mark.group("torch")
+@pytest.mark.parametrize(("mode", "expected"), [("simple", True), ("masked", False)])
+def test_trl_masks_truncated_turns_only_where_nothing_else_does(mode: str, expected: bool, tmp_path: Path) -> None:
+    from gumshoe.training.grpo.trl_config import grpo_config
+    from tests.training.recorded_episodes import settings_of
+
+    settings = settings_of(mode=mode, rollouts={"mask_truncated": True})
+    assert grpo_config(settings, tmp_path, 1).mask_truncated_completions is expected

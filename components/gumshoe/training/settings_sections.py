@@ -249,7 +249,8 @@ class RolloutSettings(Section):
     min_group_std: Annotated[float, EnvVar("MIN_GROUP_STD")] = Field(
         0.01,
         ge=0,
-        description="drop groups whose rewards have a smaller standard deviation: they carry no learning signal",
+        description="drop groups whose rewards have a smaller standard deviation: they carry no learning signal. In "
+        "mode simple, only groups with equal rewards have none",
     )
     segments: Literal["share", "last", "weigh"] = Field(
         "share",

@@ -186,7 +186,7 @@ class Run:
             from trl import GRPOTrainer  # after `gumshoe.training.grpo.trainer`, which keeps TRL from importing vLLM
 
             drawn = [each for step in range(self._steps) for each in self._collector.schedule.draw(step)]
-            prompts = build_prompts(drawn, self._env, self._chat, settings.rollouts.max_turns)
+            prompts = build_prompts(drawn, self._env, self._chat, self._tokenizer, settings.rollouts.max_turns)
             tools = self._env.new_environment(drawn[0], settings.rollouts.max_turns).toolbox.schemas()
             return GRPOTrainer(reward_funcs=first_turn_reward(self._chat, tools), train_dataset=prompts, **shared)
         rows = Dataset.from_dict({"prompt": [str(row) for row in range(settings.groups)]})

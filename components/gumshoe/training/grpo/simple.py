@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gumshoe.environments.registry import EnvFactory
+from gumshoe.errors import UsageError
 from gumshoe.rewards.exact_match import is_exact
-from gumshoe.rollouts.chat_format.chat_format import ChatFormat, ParsedTurn
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded, ParsedTurn
 from gumshoe.scenarios.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -17,8 +18,14 @@ if TYPE_CHECKING:
 _MIN_LETTERS = 4  # of a long word
 
 
-def build_prompts(scenarios: Iterable[Scenario], env: EnvFactory, chat: ChatFormat, max_turns: int) -> "Dataset":
-    """Return the prompts of episodes as text, with the question and the reference answer of each."""
+def build_prompts(
+    scenarios: Iterable[Scenario], env: EnvFactory, chat: ChatFormat, tokenizer: Any, max_turns: int
+) -> "Dataset":
+    """Return the prompts of episodes as text, with the question and the reference answer of each.
+
+    Raises:
+        UsageError: if the tokenizer does not encode the text of a prompt as episodes do.
+    """
     from datasets import Dataset
 
     rows = []
@@ -27,8 +34,27 @@ def build_prompts(scenarios: Iterable[Scenario], env: EnvFactory, chat: ChatForm
         prompt = chat.encode_prompt(
             environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
         )
-        rows.append({"prompt": prompt.text, "question": scenario.question, "reference": scenario.answer})
+        text = _find_text(prompt, tokenizer)
+        rows.append({"prompt": text, "question": scenario.question, "reference": scenario.answer})
     return Dataset.from_list(rows)
+
+
+def _find_text(prompt: Encoded, tokenizer: Any) -> str:
+    """Return the text that TRL, which encodes it again, turns into the ids of a prompt.
+
+    A tokenizer may add the BOS token with which the text already begins.
+
+    Raises:
+        UsageError: if there is no such text.
+    """
+    for text in (prompt.text, prompt.text.removeprefix(tokenizer.bos_token or "")):
+        if tuple(tokenizer(text)["input_ids"]) == prompt.ids:
+            return text
+    raise UsageError(
+        "training.prompt-encoded-differently",
+        "mode simple encodes prompts as text, and the tokenizer adds other tokens to it than the chat template; set "
+        "mode to masked",
+    )
 
 
 def first_turn_reward(chat: ChatFormat, tools: list[dict[str, Any]]) -> Callable[..., list[float]]:

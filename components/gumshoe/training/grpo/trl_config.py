@@ -20,6 +20,7 @@ def grpo_config(settings: TrainSettings, directory: Path, steps: int) -> GRPOCon
         gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
         num_generations=rollouts.num_generations,
         max_completion_length=rollouts.max_tokens if is_simple else settings.model.max_context,
+        mask_truncated_completions=is_simple and rollouts.mask_truncated,  # the other modes mask episodes themselves
         temperature=rollouts.temperature,
         max_steps=steps,
         learning_rate=optimizer.learning_rate,
