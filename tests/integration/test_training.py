@@ -113,6 +113,7 @@ KILLS = {
     "after a step's record is written, before its checkpoint is complete": Kill("AdapterWriter.complete"),
     "at the start of the evaluation after the second step": Kill("Validator.measure", 2),
     "before the best adapter is saved": Kill("AdapterWriter.save"),
+    "after the best adapter is saved, before its checkpoint is complete": Kill("AdapterWriter.complete_checkpoint"),
     "by SIGTERM after a step, which is saved": Kill("Run._ends_after", 2, signal.SIGTERM),
 }
 """Moments at which a trainer is killed; each attempt resumes the previous one."""

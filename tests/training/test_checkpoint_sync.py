@@ -14,7 +14,17 @@ from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.proof.proof_models import PROOF
 from gumshoe.training.launch import checkpoint_sync
 from gumshoe.training.launch.checkpoint_sync import CHECKPOINTS, INCOMING, CheckpointStore
-from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, STALLED, find_checkpoints
+from gumshoe.training.run_spec import (
+    BASELINE,
+    BEST,
+    BEST_BEFORE,
+    FINAL,
+    METADATA,
+    METRICS,
+    SPEC,
+    STALLED,
+    find_checkpoints,
+)
 from tests.errors import raises
 from tests.waiting import wait_until
 
@@ -45,12 +55,12 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def save(directory: Path, name: str, text: str) -> None:
+def save(directory: Path, name: str, text: str, step: int = 1) -> None:
     """Save a directory as a trainer does, with its metadata last."""
     place = directory / name
     place.mkdir(exist_ok=True)
     (place / "adapter_model.safetensors").write_text(text)
-    (place / METADATA).write_text("{}")
+    (place / METADATA).write_text(f'{{"step": {step}}}')
     with (directory / METRICS).open("a") as metrics:
         metrics.write(f"{text}\n")
 
@@ -90,6 +100,18 @@ def test_a_run_is_restored_into_an_empty_directory(uri: str, run: Path, tmp_path
     CheckpointStore(uri, 2).restore(other)
     expected = {name: text for name, text in files(run).items() if not name.startswith("checkpoint-1")}
     assert files(other) == expected
+
+
+def test_a_best_adapter_after_the_last_checkpoint_is_not_part_of_it(uri: str, run: Path, tmp_path: Path) -> None:
+    save(run, "checkpoint-1", "step 1")
+    save(run, BEST_BEFORE, "best at step 1")
+    save(run, BEST, "best at step 2", 2)
+    with CheckpointStore(uri, 2).uploading(run, attempt=1):
+        pass
+    other = tmp_path / "other"
+    other.mkdir()
+    CheckpointStore(uri, 2).restore(other)
+    assert files(other)[f"{BEST}/adapter_model.safetensors"] == "best at step 1"
 
 
 def test_the_latest_attempt_and_the_end_are_restored_first(uri: str, run: Path, tmp_path: Path) -> None:

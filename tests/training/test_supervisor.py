@@ -1,5 +1,6 @@
 """The supervisor: restarts of servers, exit statuses, and preparation of directories, without real servers."""
 
+import json
 import os
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from gumshoe.training.launch.supervisor import (
 )
 from gumshoe.training.launch.supervisor import wait_for_trainers as wait_for_trainers
 from gumshoe.training.planning.gpu_allocation import allocate_gpus
-from gumshoe.training.run_spec import BEST, METADATA, STALLED, RunSpec
+from gumshoe.training.run_spec import BEST, BEST_BEFORE, METADATA, STALLED, RunSpec
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import OutputSettings
 from tests.errors import raises
@@ -297,12 +298,28 @@ def test_a_resumed_run_has_the_lineage_of_what_it_continues(has_checkpoint: bool
     assert resumed.before == (None if has_checkpoint else other)
 
 
-def test_the_best_adapter_is_there_again_if_its_replacement_was_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("best", "before", "expected"),
+    [
+        (None, 5, 5),  # killed while it was replaced
+        (10, 5, 5),  # killed after it was replaced, before a checkpoint
+        (10, None, None),
+        (5, 3, 5),  # killed after the checkpoint was complete
+        (5, None, 5),
+    ],
+)
+def test_a_resumed_run_has_the_best_adapter_of_its_last_checkpoint(
+    best: int | None, before: int | None, expected: int | None, tmp_path: Path
+) -> None:
     make_spec(tmp_path)
-    (tmp_path / f".{BEST}.old").mkdir()
-    (tmp_path / f".{BEST}.old" / "adapter").write_text("best")
+    for name, step in ((BEST, best), (BEST_BEFORE, before), ("checkpoint-5", 5)):
+        if step is not None:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / METADATA).write_text(json.dumps({"step": step}))
     _resume_spec(make_spec(tmp_path, run="r2"))
-    assert (tmp_path / BEST / "adapter").read_text() == "best"
+    found = tmp_path / BEST / METADATA
+    assert (json.loads(found.read_bytes())["step"] if found.exists() else None) == expected
+    assert not (tmp_path / BEST_BEFORE).exists()
 
 
 def test_a_resumed_run_is_no_longer_stalled(tmp_path: Path) -> None:

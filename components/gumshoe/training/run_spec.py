@@ -40,6 +40,8 @@ TENSORBOARD = "runs"
 ADAPTERS = "adapters"
 """The adapters for the servers, one directory per step."""
 BEST, FINAL = "best_model", "final"
+BEST_BEFORE = f".{BEST}.before"
+"""The best adapter at the last checkpoint, while there is a better one after it."""
 CHECKPOINT = "checkpoint-"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files of `peft` in the directory of each adapter."""
@@ -319,6 +321,18 @@ def find_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
     found = [each.parent for each in directory.glob(f"{CHECKPOINT}*/{METADATA}")]
     return sorted(found, key=step_of)
+
+
+def find_best(directory: Path) -> Path | None:
+    """Return the best adapter of a run up to its last checkpoint; None if it has none.
+
+    A resumed run repeats what came later, so it is not the adapter of an evaluation after the last checkpoint.
+    """
+    last = max(map(step_of, find_checkpoints(directory)), default=0)
+    best, before = directory / BEST, directory / BEST_BEFORE
+    if (best / METADATA).exists() and json.loads((best / METADATA).read_bytes())["step"] <= last:
+        return best
+    return before if before.exists() else None
 
 
 def step_of(checkpoint: Path) -> int:

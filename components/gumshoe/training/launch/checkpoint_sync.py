@@ -32,6 +32,7 @@ from gumshoe.training.run_spec import (
     METRICS,
     SPEC,
     VERDICTS,
+    find_best,
     find_checkpoints,
     step_of,
 )
@@ -187,7 +188,9 @@ class CheckpointStore:
         outgoing.mkdir()
         try:
             saved = [] if newest is None else [newest.name]
-            _link_directories(directory, outgoing, *saved, BEST, *[FINAL] * is_over)
+            _link_directories(directory, outgoing, *saved, *[FINAL] * is_over)
+            if best := find_best(directory):
+                shutil.copytree(best, outgoing / BEST, copy_function=_link_or_copy)
             for name in (SPEC, METRICS, EPISODES, ATTEMPTS, BASELINE, PROOF, VERDICTS):  # these change, so copy them
                 if (directory / name).exists():
                     shutil.copyfile(directory / name, outgoing / name)

@@ -41,6 +41,7 @@ from gumshoe.training.run_spec import (
     ATTEMPTS,
     BASELINE,
     BEST,
+    BEST_BEFORE,
     CHECKPOINT,
     EPISODES,
     FINAL,
@@ -58,6 +59,7 @@ from gumshoe.training.run_spec import (
     base_model,
     check_start,
     check_start_chat,
+    find_best,
     find_checkpoints,
     load_splits,
     open_run_env,
@@ -349,10 +351,12 @@ def _resume_spec(wanted: RunSpec) -> RunSpec | None:
         )
     if (directory / FINAL / METADATA).exists() and not _EXTENDS_RUN & set(changes):
         return None
-    old = directory / f".{BEST}.old"  # left by a process that was killed while it replaced the best adapter
-    if old.exists() and not (directory / BEST).exists():
-        old.rename(directory / BEST)
-    _remove(directory, SERVED, STALLED, FINAL, ADAPTERS, PROOF, PROOF_PAGE)
+    best = find_best(directory)
+    if best != directory / BEST:
+        _remove(directory, BEST)
+        if best is not None:
+            best.rename(directory / BEST)
+    _remove(directory, BEST_BEFORE, SERVED, STALLED, FINAL, ADAPTERS, PROOF, PROOF_PAGE)
     known = {"run": before.run, "attempt": before.attempt + 1, "resume": True}
     if find_checkpoints(directory):  # their weights come from the first start, even if lora.start has changed
         known["before"] = before.before
