@@ -138,6 +138,16 @@ def test_an_agent_that_cannot_work_is_refused_before_any_episode(
     assert (server.requests, (tmp_path / "e").exists()) == ([], False)
 
 
+@pytest.mark.parametrize("command", ["evaluate", "rollout"])
+def test_a_model_is_not_converted_before_the_scenarios_are_read(
+    run: Run, place: Place, command: str, tmp_path: Path
+) -> None:
+    given = ["--index", place.index, "--scenarios", tmp_path / "none.jsonl", "--out", tmp_path / "out"]
+    refused = run(command, *given, "--policy", "local:gguf:none.gguf")
+    assert (refused.status, refused.code) == (2, "store.not-found")
+    assert "none.jsonl" in refused.err
+
+
 def test_a_replaced_adapter_is_detected(run: Run, place: Place, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()

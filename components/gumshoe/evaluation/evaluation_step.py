@@ -70,7 +70,7 @@ class EvaluationLimits(ParameterModel):
     def find_limits(self, base_model: str, *adapters: Path) -> PolicyLimits:
         """Return the limits of episodes. The first one of the adapters and the base model with a record counts."""
         given = self.model_dump(include={each.name for each in fields(PolicyLimits)})
-        return PolicyLimits.of([*adapters, *PolicyName.parse(f"local:{base_model}").directories], **given)
+        return PolicyLimits.of([*adapters, *PolicyName.parse(f"local:{base_model}").trained_directories], **given)
 
 
 def evaluate_policies(

@@ -71,7 +71,7 @@ def limit_episodes(settings: EvaluationRequest, **given: int | None) -> Evaluati
     """
     firsts = [
         next(((place, found) for place in places if (found := read_trained_limits(place))), None)
-        for places in _list_directories(settings)
+        for places in _list_directories(settings, trained_here=True)
     ]
     trained = dict(filter(None, firsts))
     for name in (each.name for each in fields(PolicyLimits) if given.get(each.name) is None):
@@ -89,12 +89,16 @@ def limit_episodes(settings: EvaluationRequest, **given: int | None) -> Evaluati
     return replace(settings, rollout=replace(rollout, sampling=sampling, limits=limits.episode))
 
 
-def _list_directories(settings: EvaluationRequest) -> list[list[Path]]:
-    """Return the directories of each policy: of its adapter, its model and its tokenizer."""
+def _list_directories(settings: EvaluationRequest, *, trained_here: bool = False) -> list[list[Path]]:
+    """Return the directories of each policy: of its adapter, its model and its tokenizer.
+
+    With `trained_here`, models that must be fetched or converted are left out.
+    """
     directories = []
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
         places: list[Path | str | None] = [place for name, place in settings.adapters if name == each.name]
-        places += [*policy.directories, settings.rollout.tokenizer if policy.takes_tokenizer else None]
+        places += policy.trained_directories if trained_here else policy.directories
+        places.append(settings.rollout.tokenizer if policy.takes_tokenizer else None)
         directories.append([Path(place) for place in places if place is not None])
     return directories

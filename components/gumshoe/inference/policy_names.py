@@ -111,6 +111,15 @@ class PolicyName:
         return tuple(each for each in (self.adapter, model) if each is not None and each.is_dir())
 
     @property
+    def trained_directories(self) -> tuple[Path, ...]:
+        """Directories with records of its training: as `directories`, but without fetching or converting a model.
+
+        A model that must be converted was not trained here.
+        """
+        model = Path(self.model).expanduser() if self.kind in ("local", "transformers") else None
+        return tuple(each for each in (self.adapter, model) if each is not None and each.is_dir())
+
+    @property
     def is_tiny(self) -> bool:
         """True if it is the tiny policy, or an adapter for it, on this machine."""
         return self.kind in ("local", "transformers") and is_tiny(self.base)

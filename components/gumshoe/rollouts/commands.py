@@ -135,9 +135,9 @@ def run(
 
     if not top_p:
         raise UsageError("rollouts.top-p-zero", "--top-p must be > 0, got 0; use 1 to sample from all tokens")
-    given, directories = ChatSettings.parse(chat), PolicyName.parse(policy).directories
+    given, name = ChatSettings.parse(chat), PolicyName.parse(policy)
     limits = PolicyLimits.of(
-        [*directories, *([Path(tokenizer)] if tokenizer else [])],
+        [*name.trained_directories, *([Path(tokenizer)] if tokenizer else [])],
         max_turns=max_turns,
         max_tokens=max_tokens,
         max_context=max_context,
@@ -155,7 +155,7 @@ def run(
         limits=limits.episode,
         concurrency=concurrency,
         environment=parse_environment(environment),
-        chat=given and resolve_chat_settings(given, *directories, tokenizer),
+        chat=given and resolve_chat_settings(given, *name.directories, tokenizer),
         agent=AgentSettings.parse_option(agent),
     )
     report = _run_with_progress(settings, path)
