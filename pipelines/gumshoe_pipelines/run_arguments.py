@@ -295,7 +295,8 @@ def _complete_limits(arguments: Mapping[str, Any], known: "TrainSettings") -> di
     implied = {name: value for name, value in trained.items() if value is not None}
     if known.mode == "simple":
         implied.pop("environment", None)
-    return {**implied, **arguments.get("limits", {})}
+    given = {name: value for name, value in arguments.get("limits", {}).items() if value is not None}
+    return {**implied, **given}
 
 
 def _check_evaluations(arguments: Mapping[str, Any], trained: "TrainSettings") -> None:

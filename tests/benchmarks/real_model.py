@@ -41,7 +41,7 @@ SEEDS: dict[Level, int] = {"plain": 9201, "normal": 9202, "hard": 9203}
 """Seeds of the invented companies, which no recipe trains on."""
 QUESTIONS = 150
 """Most questions about a company, or a split of those about medical pages."""
-MOST_TURNS, MOST_TOKENS = 8, 160
+MOST_TURNS, MOST_TOKENS, MOST_CONTEXT = 8, 160, 8192
 MEDICAL = DATA.parent / "medquad" / "medquad.jsonl.gz"
 LONGEST_ANSWER = 60  # words of a medical reference answer, so that an answer fits a turn
 MAIL_AND_DOCUMENTS = (*SEEDS, "real", "medical")
@@ -187,7 +187,8 @@ def prepare_medical(place: Path) -> Questions:
 def evaluate(name: str, word: str, asked: Questions, options: argparse.Namespace, chosen: list[Scenario]) -> Outcome:
     """Evaluate one policy greedily, or read its earlier result."""
     out = options.out / "evaluated" / asked.name / f"{name}-{options.split}"
-    limits = ["--max-turns", MOST_TURNS, "--max-tokens", MOST_TOKENS, "--split", options.split]
+    limits = ["--max-turns", MOST_TURNS, "--max-tokens", MOST_TOKENS, "--max-context", MOST_CONTEXT]
+    limits += ["--split", options.split]
     is_recorded = word in ("keywords", "tiny") or not options.environment
     environment = [] if is_recorded else ["--environment", options.environment]
     price = [text for each in options.price if each.startswith(f"{name}=") for text in ("--price", each)]

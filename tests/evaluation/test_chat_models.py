@@ -177,13 +177,18 @@ def test_policies_of_one_evaluation_have_the_limits_of_the_adapter(run: Run, pla
         assert run(*options(place, tmp_path / "g", *policies, **both, max_turns=7)).status == 0
 
 
-def test_a_step_of_a_pipeline_has_the_limits_of_the_adapter_then_of_its_base_model(tmp_path: Path) -> None:
+def test_a_step_of_a_pipeline_has_the_limits_of_the_adapter_then_of_its_base_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base, adapter = write_trained(tmp_path / "base"), tmp_path / "adapter"
     limits = EvaluationLimits.from_mapping({"max_tokens": 200})
     assert limits.find_limits(str(base), adapter) == PolicyLimits(6, 200, 4096)
     write_trained(adapter, {**TRAINED, "rollouts": {"max_turns": 3, "max_tokens": 120}})
     assert limits.find_limits(str(base), adapter) == PolicyLimits(3, 200, 4096)
     assert limits.find_limits("tiny") == PolicyLimits(10, 200, 8192)
+    monkeypatch.chdir(tmp_path)
+    write_trained(Path("tiny"))
+    assert limits.find_limits("tiny") == PolicyLimits(10, 200, 8192), "a name comes before a directory"
 
 
 def test_chat_settings_are_recorded_and_cannot_change(run: Run, place: Place, tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ def test_evaluations_have_the_limits_of_training_unless_others_are_given(index: 
         check(index, settings=settings)
     with raises("training.other-limits-in-evaluations", "{max_context: 4096}"):
         check(index, settings=settings, limits={"max_turns": 8})
+    with raises("training.other-limits-in-evaluations", "{max_turns: 6}"):
+        check(index, settings=settings, limits={"max_turns": None, "max_context": 4096})
     check(index, settings=settings, limits={"max_turns": 8, "max_context": 4096})
 
 

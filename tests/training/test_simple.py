@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.training.grpo.simple import first_turn_reward
+from gumshoe.training.grpo.simple import first_turn_means, first_turn_reward
 from tests.rollouts.conversations import QWEN2_5, make_tokenizer
 
 QUESTION, REFERENCE = "Who is the buyer for the Mossdale order?", "Akira Odhiambo"
@@ -36,6 +36,18 @@ def test_a_first_turn_is_scored(text: str, value: float) -> None:
     chat = ChatFormat(make_tokenizer(QWEN2_5))
     ids = list(chat.encode_turn(text).ids)
     assert first_turn_reward(chat, [])(["p"], [ids], [QUESTION], [REFERENCE]) == [pytest.approx(value)]
+
+
+@pytest.mark.parametrize(("mask_truncated", "trained"), [(False, 16 * 100), (True, 16 * 30)])
+def test_masked_turns_are_not_counted_as_trained_on(mask_truncated: bool, trained: int) -> None:
+    from tests.training.recorded_episodes import settings_of
+
+    batch = {"optimizer__per_device_train_batch_size": 8, "optimizer__gradient_accumulation_steps": 2}
+    settings = settings_of(mode="simple", rollouts__mask_truncated=mask_truncated, **batch)
+    logs = {"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 0.0, "num_tokens": 5000.0}
+    lengths = {"mean_length": 100.0, "mean_terminated_length": 60.0, "clipped_ratio": 0.5}
+    means = first_turn_means(logs | {f"completions/{name}": value for name, value in lengths.items()}, settings, 0)
+    assert (means["trainable_tokens"], means["sampled_tokens"]) == (trained, 100)
 
 
 @pytest.mark.group("torch")

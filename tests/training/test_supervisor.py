@@ -29,7 +29,7 @@ from gumshoe.training.launch.supervisor import (
 )
 from gumshoe.training.launch.supervisor import wait_for_trainers as wait_for_trainers
 from gumshoe.training.planning.gpu_allocation import allocate_gpus
-from gumshoe.training.run_spec import BEST, BEST_BEFORE, METADATA, STALLED, RunSpec
+from gumshoe.training.run_spec import BEST, BEST_BEFORE, METADATA, STALLED, RunSpec, find_best
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import OutputSettings
 from tests.errors import raises
@@ -245,7 +245,7 @@ def test_a_full_disk_keeps_the_previous_specification(small_disk: Path) -> None:
     assert [each.read_text() for each in small_disk.glob("*.json")] == ["{}\n"]
 
 
-@pytest.mark.parametrize("name", ["checkpoint-500", "runs", "best_model"])
+@pytest.mark.parametrize("name", ["checkpoint-500", "runs", "best_model", BEST_BEFORE])
 def test_foreign_files_are_not_overwritten(name: str, tmp_path: Path) -> None:
     for each in (name, INCOMING):
         (tmp_path / each).mkdir()
@@ -320,6 +320,31 @@ def test_a_resumed_run_has_the_best_adapter_of_its_last_checkpoint(
     found = tmp_path / BEST / METADATA
     assert (json.loads(found.read_bytes())["step"] if found.exists() else None) == expected
     assert not (tmp_path / BEST_BEFORE).exists()
+
+
+@pytest.mark.group("torch")
+def test_the_best_adapter_at_the_last_checkpoint_is_kept_until_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.training.grpo.adapter_writer import AdapterWriter
+
+    def save(_: Any, directory: Path, __: Any, step: int, ___: Any = None) -> None:
+        directory.mkdir(exist_ok=True)
+        (directory / METADATA).write_text(json.dumps({"step": step}))
+
+    writer = AdapterWriter.__new__(AdapterWriter)
+    writer._spec = make_spec(tmp_path)
+    monkeypatch.setattr(AdapterWriter, "save", save)
+    monkeypatch.setattr(AdapterWriter, "complete", lambda _, directory, step, __: save(_, directory, None, step))
+    found = []
+    for event, step in (("best", 5), ("checkpoint", 10), ("best", 10), ("best", 15), ("best", 20), ("checkpoint", 20)):
+        if event == "best":
+            writer.save_best(None, step, [])
+        else:
+            writer.complete_checkpoint(tmp_path / f"checkpoint-{step}", step, [])
+        best = find_best(tmp_path)
+        found.append(best and json.loads((best / METADATA).read_bytes())["step"])
+    assert found == [None, 5, 10, 10, 10, 20]
 
 
 def test_a_resumed_run_is_no_longer_stalled(tmp_path: Path) -> None:

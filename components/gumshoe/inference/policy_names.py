@@ -19,6 +19,7 @@ import httpx
 
 from gumshoe.artifacts.adapter_layout import round_up_lora_rank
 from gumshoe.artifacts.base_models import resolve_base_model
+from gumshoe.artifacts.base_models.named_models import NAMED_MODELS
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.errors import UsageError
@@ -116,7 +117,8 @@ class PolicyName:
 
         A model that must be converted was not trained here.
         """
-        model = Path(self.model).expanduser() if self.kind in ("local", "transformers") else None
+        is_own = self.kind in ("local", "transformers") and self.model != "tiny" and self.model not in NAMED_MODELS
+        model = Path(self.model).expanduser() if is_own else None
         return tuple(each for each in (self.adapter, model) if each is not None and each.is_dir())
 
     @property

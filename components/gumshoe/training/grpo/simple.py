@@ -78,11 +78,14 @@ def first_turn_means(logs: dict[str, float], settings: "TrainSettings", tokens_b
     `tokens_before` is the number of tokens of all earlier steps: the trainer counts those of the whole run.
     """
     sampled, groups = logs["completions/mean_length"], settings.groups
+    trained = sampled
+    if settings.rollouts.mask_truncated:
+        trained = logs["completions/mean_terminated_length"] * (1 - logs["completions/clipped_ratio"])
     flat = round(logs["frac_reward_zero_std"] * groups)
     return {
         "reward": logs["reward"],
         "reward_std": logs["reward_std"],
-        "trainable_tokens": round(sampled * groups * settings.rollouts.num_generations),
+        "trainable_tokens": round(trained * groups * settings.rollouts.num_generations),
         "tokens": round(logs["num_tokens"]) - tokens_before,
         "groups": groups - flat,
         "groups_wanted": groups,

@@ -377,7 +377,7 @@ def _prepare_new_run(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
             "another --out",
         )
     kept = [each.name for each in directory.glob(f"{CHECKPOINT}*")]
-    own = (*kept, BEST, FINAL, ADAPTERS, PLOTS, TENSORBOARD)
+    own = (*kept, BEST, BEST_BEFORE, FINAL, ADAPTERS, PLOTS, TENSORBOARD)
     if not replace_run and (there := [name for name in own if (directory / name).exists()]):
         raise UsageError(
             "training.foreign-files",
