@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -249,19 +249,22 @@ def test_a_local_policy_opens_its_base_model_beside_the_adapter(
 
 
 @pytest.fixture
-def _own_vllm(model: FakeVLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let local policies start the fake server as their own."""
+def _own_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let local policies start a fake server as their own."""
+    with FakeVLLM() as server:
 
-    class StartedServer(VLLMServer):
-        def __enter__(self) -> "StartedServer":
-            model.models, self.url = (self._options.name,), model.address
-            return self
+        class StartedServer(VLLMServer):
+            def __enter__(self) -> "StartedServer":
+                server.models, self.url = (self._options.name,), server.address
+                return self
 
-        def is_running(self) -> bool:
-            return True
+            def is_running(self) -> bool:
+                return True
 
-    monkeypatch.setenv("GUMSHOE_ENGINE", "vllm")
-    monkeypatch.setattr("gumshoe.inference.policy_names.VLLMServer", StartedServer)
+        monkeypatch.setenv("GUMSHOE_ENGINE", "vllm")
+        monkeypatch.setattr("gumshoe.inference.policy_names.VLLMServer", StartedServer)
+        yield
+        assert server.errors == []
 
 
 @pytest.mark.usefixtures("_own_vllm")
