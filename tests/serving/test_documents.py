@@ -70,6 +70,7 @@ def test_a_question_is_answered_without_an_inbox(library: AgentProcess, model: F
         "seconds": 0,
         "cost": None,
         "chosen": "",
+        "handles": {},
     }
     assert [each["tool"] for each in answer["steps"]] == ["search_documents", "read_document", "return_final_answer"]
     assert [answer["steps"][0][name] for name in ("text", "reasoning")] == ["", "Turn 1."]
