@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gumshoe.artifacts.store import Store
 from tests.evaluation.predictions import answers, evaluation, result
 
 
@@ -72,3 +73,5 @@ def test_the_sweep_shows_how_answers_of_the_chosen_adapter_changed(tmp_path: Pat
         **written,
     )
     assert matrix(written["changes"]) == [[20, 0], [18, 2]]
+    report = Store(str(tmp_path / "store")).manifest(written["decision"].metadata["report"])
+    assert (report.kind, report.settings["passed"]) == ("runs/r1/reports", True)

@@ -258,6 +258,4 @@ def test_a_sweep_trains_and_measures_each_entry_apart(place: Path, tmp_path: Pat
     for name in rates:
         assert store.list(f"runs/r4/{name}/checkpoints")
     assert len(store.list("runs/r4/reports")) == len(rates)
-    best = store.manifest("adapters/latest").settings["report"]
-    assert store.manifest("runs/r4/reports/latest").reference == best
     assert states(done.err)["choose"] == "done"
